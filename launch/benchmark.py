@@ -38,7 +38,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
-    # `TurnCallback` has batch methods, which would shorten device loops of no given length.
+    # `TurnCallback` has batch methods, which would shorten device loops if no length is given.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
     # A turn holds a log line at least, and whole loops, after which the trainer calls callbacks.
     steps = math.ceil(experiment.train.log_every / loop) * loop

@@ -181,7 +181,7 @@ def load_adapters(model: "keras.Model", path: str) -> None:
 
 
 def base_of(model: "keras.Model") -> tuple[str, ...]:
-    """Returns the paths of the weights below adapters; () without adapters."""
+    """Returns the paths of the weights that adapters leave frozen; () without adapters."""
     from tftpu.models import adapters
 
     return adapters.list_base(model)

@@ -1,7 +1,7 @@
 """LoRA: Hu et al. 2021 (https://arxiv.org/abs/2106.09685), and QLoRA: Dettmers et al. 2023.
 
 A layer that is adapted adds the product of two small matrices to its kernel, and they alone are
-trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel below them has 8 or 4 bits.
+trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel itself has 8 or 4 bits.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
 
 
 def list_base(model: keras.Model) -> tuple[str, ...]:
-    """Returns the paths of the weights that training with adapters leaves; () without adapters."""
+    """Returns the paths of the weights that adapters leave frozen; () without adapters."""
     if not list_adapted(model):
         return ()
     return tuple(v.path for v in model.weights if not v.trainable)
@@ -81,7 +81,7 @@ def list_adapted(model: keras.Model) -> list[Any]:
 
 
 def switch_off(model: keras.Model) -> None:
-    """Sets adapters to zero, so that a model computes with the weights below them alone."""
+    """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
         second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX takes no variable

@@ -67,8 +67,8 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
             Finding(
                 "warning",
                 f"{count} shards make {tracks} streams, which {hosts} hosts cannot share evenly: "
-                f"some examples are read by several hosts. Convert to a multiple of {hosts} shards "
-                "(--min_shards), and let it divide the global batch.",
+                "some examples are read by several hosts. Choose a number of shards (--min_shards) "
+                f"that is a multiple of {hosts} and divides the global batch.",
             )
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
@@ -133,7 +133,7 @@ def inspect_region(data_dir: str | None, zone: str | None) -> list[Finding]:
     """Checks that the bucket is in the region of the TPU."""
     match = re.match(r"gs://([^/]+)", data_dir or "")
     if not match:
-        return [Finding("ok", "the data is in no bucket: --zone has no effect")] if zone else []
+        return [Finding("ok", "the data is not in a bucket: --zone has no effect")] if zone else []
     if not zone:
         return [Finding("ok", "region of the bucket not checked: give --zone of the TPU")]
     from tftpu.storage import buckets

@@ -417,7 +417,7 @@ class Search:
         mine = one.candidate
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
-        if mine.microbatches == 1 < other.microbatches:  # which keep sums of gradients
+        if mine.microbatches == 1 < other.microbatches:  # microbatches also hold sums of gradients
             return False
         if mine.microbatches <= other.microbatches:
             return _cuts_no_more(mine.mesh, other.mesh)

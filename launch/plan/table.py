@@ -215,7 +215,7 @@ def describe_ruled_out(search: Search, space: Space) -> list[str]:
 
 
 def _describe_smallest(search: Search, space: Space, name: str) -> str:
-    """Returns that a slice has no row, with the least memory that a candidate needed there."""
+    """Returns why a slice has no row, and the least memory that a candidate needed there."""
     tried = {one: verdict for one, verdict in search.verdicts.items() if one.slice == name}
     large = [one for one, verdict in tried.items() if verdict.too_large and verdict.hbm_bytes]
     if not large:

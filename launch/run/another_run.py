@@ -12,9 +12,9 @@ def suggest_run(experiment: Experiment, workdir: str, *, with_weights: bool = Tr
     Args:
         experiment: the experiment that cannot resume.
         workdir: folder of the run, which has checkpoints.
-        with_weights: whether the weights of the run fit the experiment's model. They are named if
-            `model.init_from` reads them: for a model of the zoo without adapters, which need
-            the weights below them there.
+        with_weights: whether the weights of the run fit the experiment's model. If they do, the
+            flags set `model.init_from` to them; but not for models from outside the zoo, nor with
+            adapters, where `init_from` names the base weights.
     """
     folder = f"--workdir={files.suggest_path(workdir)}"
     model = experiment.model

@@ -203,7 +203,7 @@ def list_hyperparameters(experiment: Experiment) -> dict[str, bool | int | float
 def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
     """Loads the weights of `model.init_from` into a new run; a resumed run keeps its own.
 
-    Weights below adapters are not in the run's checkpoints, so they are loaded again.
+    The base weights of adapters are not in the run's checkpoints, so they are loaded again.
 
     Returns:
         A message about what was loaded; "" if nothing was.
@@ -225,7 +225,7 @@ def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
 
 
 def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
-    """Returns a function that loads the weights below a model's adapters, if it has adapters.
+    """Returns a function that loads a model's base weights, if it has adapters.
 
     Checkpoints do not contain these weights. The function returns the model, and raises `UserError`
     if the weights do not fit.

@@ -41,8 +41,8 @@ class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
     OVERRIDES_HELP = (
-        "field of the config that --config names; of a config.json only where the weights below "
-        "adapters are: --config.model.init_from, or of KerasHub's models --config.model.preset"
+        "field of the config that --config names; of a config.json only where the base weights "
+        "of adapters are: --config.model.init_from, or of KerasHub's models --config.model.preset"
     )
 
     config: str | None = flag(
@@ -114,8 +114,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
         for change in overrides:
-            # Other weights below the adapters may be named: a digest tells whether they are the
-            # same.
+            # Another place of the base weights is allowed: a digest shows if they are the same.
             if not (
                 experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
             ):

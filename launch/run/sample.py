@@ -141,7 +141,7 @@ def _cut_answers(texts: list[str]) -> list[str]:
 def _read_texts(data: DataConfig, field: str) -> list[str]:
     """Returns the first texts that were trained on; [] if no file of texts is here."""
     try:
-        given = getattr(data, "train_text", "")  # of a class of one's own, anything
+        given = getattr(data, "train_text", "")  # in a user's own class, anything
         pattern = given.split(",")[0] if isinstance(given, str) else ""
         path = next(iter(listing.find_matches(pattern)), "") if pattern else ""
         if not path or (files.find_size(path) or _LARGE) >= _LARGE:

@@ -45,7 +45,7 @@ def save_adapters(model: keras.Model, path: str) -> int:
 
 
 def load_adapters(model: keras.Model, path: str) -> None:
-    """Loads a file of `save_adapters` into a model with the same weights below its adapters.
+    """Loads a file of `save_adapters` into a model with the same base weights.
 
     Args:
         model: built and adapted as the one that was saved: the same preset, the same call of

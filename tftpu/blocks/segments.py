@@ -20,11 +20,11 @@ class Segment(NamedTuple):
 
     Attributes:
         nodes: the calls.
-        inputs, outputs: the ids of the symbolic tensors that they take from before, and of those
-            that they give to later ones.
+        inputs: the ids of the symbolic tensors that the calls take from before the segment.
+        outputs: the ids of those that they compute and that are needed after the segment.
         layers: the layers that are called, and those in them.
-        recomputed: whether the backward pass recomputes them: not a call of a model, or of a layer
-            with one, whose own graph is cut.
+        recomputed: whether the backward pass recomputes them. False without layers, and for a layer
+            that is or contains a model whose own graph is cut.
     """
 
     nodes: list[Any]

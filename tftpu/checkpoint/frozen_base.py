@@ -1,4 +1,4 @@
-"""Frozen weights that checkpoints leave out, such as those below adapters, and their digest."""
+"""Frozen weights that checkpoints leave out, such as the base of adapters, and their digest."""
 
 import functools
 import zlib

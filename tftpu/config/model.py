@@ -30,9 +30,9 @@ class ModelConfig:
             al. 2021, https://arxiv.org/abs/2106.09685); 0 trains the weights themselves.
         lora_targets: globs over the paths of the layers to adapt, such as "*_attention/*"; "" is
             all dense layers but the outputs.
-        lora_base: int8 or int4 rounds the kernels below the adapters: QLoRA (Dettmers et al. 2023,
+        lora_base: int8 or int4 rounds the kernels of adapted layers: QLoRA (Dettmers et al. 2023,
             https://arxiv.org/abs/2305.14314); "" keeps them.
-        base_fields: the fields that say where the weights below adapters are. Not a field.
+        base_fields: the fields that say where the base weights of adapters are. Not a field.
 
     Example:
 

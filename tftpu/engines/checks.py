@@ -214,9 +214,9 @@ def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
         if elements.is_scalar and term.counts and not elements.whole:
             warnings.warn(
                 f"The loss {term.name!r} is one number for a whole batch. Each device computes it "
-                "for its own shard, and the mean of the shards is used. So another number of "
-                "devices or microbatches gives other numbers, unless the loss is a plain mean "
-                "over examples of equal weight. To be exact, return one value for each example, "
+                "for its own shard, and the mean of the shards is used. So it depends on the "
+                "number of devices and microbatches, unless the loss is a plain mean over "
+                "examples of equal weight. To be exact, return one value for each example, "
                 "of shape (batch,).",
                 stacklevel=2,
             )
@@ -234,8 +234,8 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
     if normalised:
         warnings.warn(
             f"The layer {normalised[0]!r} ({len(normalised)} such) normalizes over the examples "
-            "that one device has at a time, so another number of devices or microbatches gives "
-            "other numbers. Layers without this effect are LayerNormalization, "
+            "that one device has at a time, so its output depends on the number of devices and "
+            "microbatches. Layers without this effect are LayerNormalization, "
             "GroupNormalization, and tftpu.models.layers.normalization.GhostBatchNormalization "
             "with its groups of a fixed size.",
             stacklevel=2,

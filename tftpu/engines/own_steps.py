@@ -1,7 +1,7 @@
 """A model's own steps: `train_step`, `test_step` and `predict_step`, each for a whole batch.
 
 The engines' exact step divides a batch among devices, and adds up losses and metrics over its
-parts. Some models do not allow that: those with a `train_step` of their own, with metrics that they
+parts. Some models do not allow that: those with their own `train_step`, with metrics that they
 update themselves, or with losses that are not means over examples. Their own steps run instead, as
 under Keras's `fit`: on one device, in one program over all devices of a mesh, or on each of several
 replicas with the whole batch.

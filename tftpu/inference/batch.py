@@ -115,7 +115,7 @@ class _Reading:
 
 
 class RunningBatch:
-    """The texts of a model whose rows have positions of their own; see `Batch`.
+    """The texts of a model whose rows have their own positions; see `Batch`.
 
     Each text is a row of one state (`Decoding`). A prompt is read by itself, in chunks between two
     calls that write, and its row put into the state. A row that fills the context is read again

@@ -68,7 +68,7 @@ class SizedPrograms:
     def __init__(self, decoding: Any, compiled: Compile, stops: Sequence[int]):
         self.decoding, self.stops = decoding, stops
         self._compiled = compiled
-        # Functions of their own for each size: while one is traced, another thread can call others.
+        # Separate functions for each size: while one is traced, another thread can call others.
         self._functions: dict[Size | PromptSize, tuple[Any, Any]] = {}
         self._adding = threading.Lock()
         self._known: set[Size | PromptSize] = set()  # sizes that are compiled

@@ -74,7 +74,7 @@ def attend(
             )
     if attn_logits_soft_cap:
         raise UserError(
-            f"Attention with the soft cap {attn_logits_soft_cap} takes no bias here, and no masks "
+            f"Attention with the soft cap {attn_logits_soft_cap} supports neither a bias nor masks "
             "that differ by head."
         )
     return original(query, key, value, bias, mask, scale, is_causal, flash_attention=False)

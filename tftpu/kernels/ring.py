@@ -60,8 +60,8 @@ def forward(
         interpret: see `flash.forward`.
 
     Returns:
-        output: as of `flash.forward`.
-        log_sum: the same, of this device's two chunks in place of its consecutive tokens.
+        output: see `flash.forward`.
+        log_sum: see `flash.forward`, but of this device's two chunks, not consecutive tokens.
     """
     queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
 

@@ -38,7 +38,7 @@ class Worker:
         self._starting = threading.Lock()
 
     def submit(self, call: Callable[[], None]) -> bool:
-        """Lets the thread make a call; returns False if too many are waiting.
+        """Queues a call for the thread; returns False if too many are waiting.
 
         Raises:
             BaseException: what an earlier call raised.

@@ -81,7 +81,7 @@ def chunked_crossentropy(
         rows: where the rows of the matrix are.
 
     Returns:
-        Only `values` has a gradient.
+        The results for each token, of which only `values` has a gradient.
     """
 
     @ops.custom_gradient
@@ -198,7 +198,7 @@ def _propagate(
     upstream: Tensor,
     smoothing: float,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of the tokens and of the matrix."""
+    """Returns the gradients with respect to the tokens and to the matrix."""
     rows = chunks.rows
 
     def add(index, d_tokens, d_chunks):
@@ -220,9 +220,9 @@ def _propagate(
 def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     """Returns whether `summed_crossentropy` is better than `chunked_crossentropy`.
 
-    Each adds up the gradient of a factor chunk by chunk in memory: of the rows of a device, or of
-    the tokens. One part of the rows has all classes, mostly more than a device has tokens. Without
-    the factor of the sum, gradients in float16 may overflow, whatever the loss scale.
+    Chunk by chunk, the former adds up the gradient of a device's rows in memory, the latter that of
+    the tokens; the smaller one is better. A device with all rows mostly has more rows than tokens.
+    The former multiplies by the factor of the sum last: its gradients in float16 may overflow.
 
     Args:
         rows: where the rows of the matrix are.
@@ -245,7 +245,7 @@ def summed_crossentropy(
     smoothing: float,
     rows: Rows,
 ) -> tuple[Tensor, Chunked]:
-    """Returns the weighted sum of `chunked_crossentropy`, and what that returns.
+    """Returns the weighted sum of the losses of `chunked_crossentropy`, and its results.
 
     It computes the logits of all classes for some tokens at a time, whose gradient is known then
     but for the factor of the sum. So the backward pass computes no logits again.
@@ -323,10 +323,10 @@ class _Differentiated(NamedTuple):
     """The loss of some tokens with all classes, and its gradient.
 
     Attributes:
-        far: whether a logit is too far above the base, so that nothing else here is right.
-        base: a base for another try where it is, (batch, time).
-        results: as of `Chunked`.
-        d_logits: the gradient of the logits, (parts, batch, time, rows).
+        far: whether a logit is so far above the base that only `base` is valid here.
+        base: the base to use next, (batch, time); where a logit is far above, a larger one.
+        results: see `Chunked`.
+        d_logits: the gradient with respect to the logits, (parts, batch, time, rows).
     """
 
     far: Tensor
@@ -341,9 +341,9 @@ def _differentiate(
     """Returns the loss of some tokens, and its gradient.
 
     Args:
-        logits: of the rows of each part, (parts, batch, time, rows), float32.
+        logits: the logits of each part's rows, (parts, batch, time, rows), float32.
         is_true: which of them are the labels'.
-        base: of the exponentials, (batch, time).
+        base: the base of the exponentials, (batch, time).
         smoothing: see `SmoothedCrossentropy`.
     """
     classes = logits.shape[0] * logits.shape[3]

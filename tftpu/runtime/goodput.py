@@ -386,8 +386,8 @@ def _measure_gap(earlier: Record, age: float) -> float:
     gap = time.time() - age - earlier.updated
     if gap > _LONGEST_GAP:
         _log.warning(
-            "According to the clock, the run was last written %.0f days ago. That time does not "
-            "count as lost, because the clock may be wrong.",
+            "According to the clock, the last record of the run is %.0f days old. That time does "
+            "not count as lost, because the clock may be wrong.",
             gap / 86_400,
         )
         return 0.0

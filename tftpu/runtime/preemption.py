@@ -26,9 +26,9 @@ from tftpu.runtime import leaving
 POLL_SECONDS = 5.0  # seconds between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds to wait for the server's next bytes
 _TOTAL = 5.0  # seconds to wait for the server's whole answer
-_LONGEST = 1000  # most bytes of an answer that are read
+_LONGEST = 1000  # the most bytes of an answer that are read
 _JOIN_SECONDS = 2.0  # seconds that the end of the block waits for the threads
-# Seconds in which a second signal is the same notice; a person presses Ctrl-C again later.
+# Seconds within which a repeated signal is the same notice; people take longer to repeat Ctrl-C.
 _TOGETHER: dict[int, float] = {signal.SIGTERM: 2.0, signal.SIGINT: 0.3}
 _MAINTENANCE = 0  # a byte for a maintenance event, in place of a signal's number
 
@@ -105,7 +105,7 @@ class PreemptionNotice:
         Only machines of Google Cloud, which has all TPUs, are taken to be preempted.
 
         Args:
-            steps: in the last device loop, which did not compile.
+            steps: the steps of the last device loop, in which nothing was compiled.
             seconds: duration of that loop.
         """
         # Half of the grace period is for the device loop, the other half for saving.
@@ -115,8 +115,8 @@ class PreemptionNotice:
         self._warned = True
         fitting = max(1, int(steps * half / seconds))
         _log.warning(
-            "A device loop of %s steps takes %.1f s. A machine that is preempted has %g s, of "
-            "which half, %g s, is assumed for saving, so that a loop may take %g s: set "
+            "A device loop of %s steps takes %.1f s. A preempted machine has %g s, half of which "
+            "(%g s) is reserved for saving, so a loop may take at most %g s: set "
             "train.steps_per_loop to %s or less, --config.train.steps_per_loop=%s.",
             *(steps, seconds, self._grace, half, half, fitting, fitting),
         )

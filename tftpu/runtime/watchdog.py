@@ -21,7 +21,8 @@ class Watchdog:
     is wrapped in `paused`.
 
     Args:
-        seconds: without a beat; longer than an evaluation and a checkpoint take. None: never.
+        seconds: the time without a beat after which the process ends; must exceed that of an
+            evaluation and of a checkpoint. None: it is never ended.
     """
 
     def __init__(self, seconds: float | None):

@@ -99,7 +99,7 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """True if it was a process of this machine, and is none any more."""
+        """True if it was a process of this machine that has ended."""
         return self.is_near and _read_start_time(self.process) != self.born
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
 
     Args:
         look: returns the content of the lock, or None once it is gone.
-        say: tells people why this takes time.
+        say: reports why this takes time.
     """
     first = look()
     if first is None:
@@ -122,7 +122,7 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
     if owner is not None and (owner.released or owner.is_near):
         return not owner.released and not owner.is_dead
     end = time.monotonic() + EXPIRES
-    say(f"held by {owner or 'an unknown process'}; waiting up to {EXPIRES:.0f} s for a sign of it")
+    say(f"held by {owner or 'an unknown process'}; waiting up to {EXPIRES:.0f} s for a heartbeat")
     while time.monotonic() < end:
         time.sleep(min(1.0, BEAT / 4))
         now = look()

@@ -34,7 +34,7 @@ def _watches(callback: Any) -> bool:
 
 
 def _replaces_batch_methods(callback: Any, kind: type) -> bool:
-    """Returns whether a callback's class has other batch methods than a class above it."""
+    """Returns whether a callback's class overrides a batch method of `kind`, its base class."""
     names = [name for name in dir(kind) if "batch" in name and name.startswith("on_")]
     return any(getattr(type(callback), name) is not getattr(kind, name) for name in names)
 

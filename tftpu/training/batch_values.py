@@ -21,13 +21,13 @@ class Limit(NamedTuple):
     """A part of a batch whose whole numbers must be below a size.
 
     Attributes:
-        name: the name of the part of the batch, as a message gives it.
+        name: the name of the part of the batch in messages.
         values: the part: an array, or its spec.
         size: the numbers must be from 0 to below this size.
-        owner: the part of the model with this size, as a message gives it.
+        owner: where the size is from, such as "the model's output has 10 classes".
         advice: what to do about a number outside.
         ignored: a number that is allowed nevertheless, or None.
-        of_labels: whether labels with a weight or a mask of 0 may have any value.
+        of_labels: whether these are labels, which may have any value where their weight is 0.
         masks_zero: whether 0 is the number of padding, which the model masks.
     """
 

@@ -86,14 +86,14 @@ class Timetable:
         return EpochPlace(self.numbered_from + number, step - rest + ends[place] - length, length)
 
     def is_over(self, step: int) -> bool:
-        """Returns whether the run has all its steps."""
+        """Returns whether all steps of the run are done."""
         return self.steps is not None and step >= self.steps
 
     def find_next_stop(self, step: int, boundaries: tuple[int, ...] = ()) -> int:
         """Returns the step at which the next device loop ends: the first at which something is due.
 
         Args:
-            step: steps done.
+            step: the number of steps that are done.
             boundaries: further steps at which to stop.
         """
         options, epoch = self.options, self.locate(step)
@@ -177,7 +177,7 @@ class Length:
         steps_per_epoch: the most steps of an epoch; None: an epoch is one pass over the data.
         initial_epoch: the index of the epoch with which the run begins.
         eval_every: the number of steps between two evaluations, if `steps` is given.
-        validation_freq: as of `Timetable`.
+        validation_freq: see `Timetable`.
 
     Raises:
         UserError: arguments contradict each other, or are not whole numbers in their range.

@@ -118,7 +118,7 @@ class Trainer:
         self._profiler = Profiler(self._writes_to, self.options.profile, self.engine.tracer)
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         self._progress = RunProgress()
-        self._done = False  # whether the last call of `fit` came to its end
+        self._done = False  # whether the last call of `fit` completed
 
     @property
     def executor(self) -> Executor:

@@ -1,4 +1,4 @@
-"""Data sets of TFRecord shards, to be split or shuffled again, and other programs' images."""
+"""Readers of TFRecord files: data sets of tftpu to convert again, and other programs' images."""
 
 import itertools
 import re

@@ -15,7 +15,7 @@ from tftpu.launch.cloud.gke.pods import Pod, PodLog
 
 
 def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> None:
-    """Follows a JobSet to its end. Ctrl-C ends the watching, not the run.
+    """Follows a JobSet to its end; after Ctrl-C the run continues.
 
     Args:
         cluster: the namespace of the JobSet.

@@ -98,7 +98,7 @@ def watch(
     show: Callable[[Any], None],
     again: str = "",
 ) -> None:
-    """Waits for the end of a job and prints its states. Ctrl-C ends the watching, not the job.
+    """Waits for the end of a job and prints its states; after Ctrl-C the job continues.
 
     Args:
         client: the SDK's client.

@@ -110,7 +110,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: "Spec",
 def watch(given: PipelineClients, name: str) -> None:
     """Waits for the end of a pipeline; prints the states of its steps and the path of the export.
 
-    Ctrl-C ends the watching, not the pipeline.
+    After Ctrl-C the pipeline continues.
 
     Raises:
         UserError: it failed, was cancelled, or cannot be reached.

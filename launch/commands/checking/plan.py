@@ -39,7 +39,7 @@ from tftpu.runtime import slow
 from tftpu.storage import files
 from tftpu.tpu.slices import PRICE_SOURCE, Slice, parse_slice
 
-# Slices of one host, from the cheapest on: of larger ones a plan takes what the user names.
+# Default slices, each of one host; a plan considers larger ones only if the user names them.
 _SLICES = {
     "tensorflow": "v5e-1,v5e-4,v5e-8,v2-8,v3-8",
     "jax": "v5e-1,v5e-4,v5e-8,v6e-1,v6e-4,v6e-8,v5p-8",

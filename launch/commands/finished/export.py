@@ -200,7 +200,7 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
-    """Returns the model itself, without class names, and with uint8 pixels as images."""
+    """Returns the model itself, without class names; if it takes images, as uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 

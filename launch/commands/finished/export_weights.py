@@ -31,7 +31,7 @@ class Options(finished.FinishedRunOptions):
         "file to write, .weights.h5 or .safetensors; with --adapters a folder",
         aliases=("to",),
     )
-    merge: bool = flag(False, "of a run with adapters: add them to the weights below them")
+    merge: bool = flag(False, "of a run with adapters: add them to the base weights")
     adapters: bool = flag(False, "of a run with adapters: write them alone, as PEFT reads them")
 
 

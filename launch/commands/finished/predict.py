@@ -301,7 +301,7 @@ def _parse_outputs(text: str | None) -> list[str] | None:
     chosen = [name for name in text.split(",") if name]
     for name in chosen:
         if name not in _OUTPUTS:
-            raise UserError(f"--outputs has no {name!r}.{did_you_mean(name, _OUTPUTS)}")
+            raise UserError(f"--outputs: there is no {name!r}.{did_you_mean(name, _OUTPUTS)}")
     if not chosen:
         raise UserError(f"--outputs is empty: choose from {', '.join(_OUTPUTS)}.")
     return chosen

@@ -13,7 +13,7 @@ from tftpu.launch.settings.options import required
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(ProjectOptions):
-    """The slice whose run to follow."""
+    """The slice whose run is followed."""
 
     name: str = required(
         "NAME", "name of the slice, as `tftpu launch tpu-vm` printed it", word=True

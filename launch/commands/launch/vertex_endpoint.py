@@ -198,8 +198,8 @@ def _check_run(workdir: str) -> None:
         experiment = from_json(files.read(path))
     except UserError as error:
         raise UserError(
-            f"The run in {workdir} cannot start in the container, which does not have your code "
-            f"({error}) Instead, {export}."
+            f"The run in {workdir} cannot start in the container, which does not have your code: "
+            f"{error} Instead, {export}."
         ) from error
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         raise UserError(f"There is no complete checkpoint in {workdir} yet: train it first.")

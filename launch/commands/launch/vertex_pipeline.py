@@ -38,7 +38,7 @@ class Options(VertexOptions):
     )
     source: str | None = flag(
         None,
-        "source to convert first, as of `tftpu data convert`; data.data_dir is then the result",
+        "source to convert first, as for `tftpu data convert`; data.data_dir is then the result",
         metavar="KIND:WHAT",
     )
     convert_flags: str = flag(

@@ -237,6 +237,6 @@ def _check_number(name: str, value: Tensor) -> float:
 def _compute_logged(
     terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray
 ) -> dict[str, float]:
-    """Returns the means of the terms that have a name of their own in the results."""
+    """Returns the means of the terms that have their own name in the results."""
     means = sums / np.maximum(counts, 1e-30)
     return {term.logged: float(mean) for term, mean in zip(terms, means) if term.logged}

@@ -92,7 +92,7 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:
     """Returns options with which virtual CPU devices read the host's memory itself.
 
-    Otherwise each has an iterator that copies for it, in its own thread: see `limit_tuning`.
+    Otherwise each has an iterator that copies for it, in a separate thread: see `limit_tuning`.
     """
     mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
     if mirrored and "CPU" in strategy.extended.worker_devices[0]:

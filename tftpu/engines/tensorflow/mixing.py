@@ -82,7 +82,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         warnings.warn(
             f"The {names[0]} of an example depends on the other examples of its batch, as with "
             "statistics of the batch or a loss over pairs. Each device computes its own shard, "
-            "so another number of devices or microbatches gives other numbers. "
+            "so results depend on the number of devices and microbatches. "
             "tftpu.all_gather() gives a loss function the examples of all devices.",
             stacklevel=2,
         )

@@ -235,7 +235,7 @@ def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
 
 @contextlib.contextmanager
 def _alike(strategy: Any) -> Iterator[None]:
-    """Makes the steps of replicas that have the same batch those of one device, in the block."""
+    """Makes replicas that all have the same batch take the steps of one device, in the block."""
     if strategy.num_replicas_in_sync == 1:
         yield
         return

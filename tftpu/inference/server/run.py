@@ -21,7 +21,7 @@ from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
 GRACE_S = 30  # seconds for running requests after the process was asked to end
-FAREWELL_S = 5  # the last of these seconds, in which clients get the notice that their text ends
+FAREWELL_S = 5  # seconds before the end of the grace period at which unfinished texts are ended
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

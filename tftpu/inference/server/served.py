@@ -175,7 +175,7 @@ def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: C
 
 
 def _check_input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
-    """Returns an input, of which only the batch may have any size."""
+    """Returns an input; raises `UserError` unless its first dimension alone may vary."""
     first, *rest = shape or [1]
     if isinstance(first, int) or not all(isinstance(size, int) for size in rest):
         raise UserError(

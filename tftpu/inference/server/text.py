@@ -1,4 +1,4 @@
-"""Writes the texts of several requests together."""
+"""Generates the texts of several requests together."""
 
 import asyncio
 import concurrent.futures
@@ -68,11 +68,11 @@ class _Text:
 
 
 class Texts:
-    """Writes the texts of several requests together, in its own thread.
+    """Generates the texts of several requests together, in its own thread.
 
     A text joins the others between two calls of the device, as soon as fewer than `most` are
     written. Those that need the whole vocabulary sorted for each token would slow the others, so
-    they have a batch of their own; the two take turns.
+    they have a separate batch; the two take turns.
 
     Args:
         language: the model.

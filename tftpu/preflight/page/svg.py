@@ -50,7 +50,7 @@ def plot(
         name: an identifier, unique on the page.
         title: the title of the plot, for screen readers.
         description: what the plot shows, for screen readers.
-        width, height: of its own units.
+        width, height: the size in the plot's own units.
         content: its elements.
     """
     return build_element(

@@ -170,7 +170,7 @@ class Lifetimes:
         return _Value(results[0])
 
     def _visit_value(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
-        """Returns the arrays of an instruction that calls no computation with arrays of its own."""
+        """Returns the arrays of an instruction that calls no computation with its own arrays."""
         flat = [leaf for operand in operands for leaf in operand.leaves]
         opcode, shape = instruction.opcode, instruction.shape
         if opcode == "get-tuple-element":
