@@ -104,7 +104,7 @@ def sort_images(folder: str) -> tuple[dict[str, int], LeftOut]:
 
 
 def check_folder(folder: str, advice: str = "") -> None:
-    """Raises `UserError` for a path on this machine that is not a folder; paths of buckets are not checked.
+    """Raises `UserError` for a path on this machine that is not a folder.
 
     Args:
         folder: the path.

@@ -58,7 +58,7 @@ class Elements(NamedTuple):
             microbatch.
         weight: the weight of each element, of the same shape; None: all are 1.
         count: the summands of the divisor, of the same shape; None: all are 1.
-        factor: the value of the term's weight if that is a variable, (); None: it is not a variable.
+        factor: the value of the term's weight if that is a variable, (); None: not a variable.
         whole: whether values of shape () are those of the whole global batch.
         chunked: results for the tokens if the logits were computed in chunks, else None.
         total: the sum of the values times their weights, if it has a gradient in their place.

@@ -180,7 +180,7 @@ class Answered:
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
             _Large: f"A body may have {format_size(self._limits.body)}, the server's --body_mib.",
             _NotJson: "Send JSON, and its header; with curl, -H 'Content-Type: application/json'.",
-            MemoryError: "The server does not have enough memory for this request: send fewer examples.",
+            MemoryError: "The server lacks the memory for this request: send fewer examples.",
             Busy: "Too many requests wait: try again later, or raise the server's --waiting or "
             "--body_mib.",
             TimeoutError: f"The answer took longer than {seconds:g} s, the server's --timeout."
