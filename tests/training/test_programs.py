@@ -184,6 +184,6 @@ def test_the_data_of_a_run_that_goes_on_are_named(caplog):
     trainer.fit(data(), steps=2, verbose=0)
     assert not caplog.records
     trainer.fit(data(), steps=2, verbose=0)
-    assert "already has 2 steps, and no more are asked for: nothing is left to train" in caplog.text
+    assert "already has 2 steps, and no more are requested: nothing is left to train" in caplog.text
     assert "more than 2 steps continue this run: --config.train.steps=N, " in caplog.text
     assert "--config.train.epochs=N or fit(steps=N)" in caplog.text

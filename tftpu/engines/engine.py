@@ -16,20 +16,20 @@ from tftpu.engines.leaf import Leaf
 from tftpu.errors import UserError
 from tftpu.tpu.hardware import Hardware
 
-if TYPE_CHECKING:  # checkpoints import this file, and must not load Keras
+if TYPE_CHECKING:  # checkpoints import this file, and must not import Keras
     import keras
 
     from tftpu.engines.data.gate import Gate
     from tftpu.engines.objectives.objective import Objective
 
-Nest = Any  # the same as in tftpu.tensors, which loads Keras
+Nest = Any  # as tftpu.tensors.Nest, whose module imports Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, `Stream`, or a pipeline of
 # `tftpu.input_pipelines`.
 Dataset = Any
 
 
 class BatchHooks(Protocol):
-    """Is called before and after each execution of an evaluation.
+    """Hooks that run before and after each execution of an evaluation.
 
     Attributes:
         every: the number of batches of an execution.
@@ -38,11 +38,11 @@ class BatchHooks(Protocol):
     every: int
 
     def begin(self, batch: int) -> None:
-        """Is called before the execution that begins with a batch."""
+        """Runs before the execution whose first batch has this number."""
         ...
 
     def end(self, batch: int, sums: Any) -> bool:
-        """Is called after it, with the sums so far; returns whether to end the evaluation."""
+        """Runs after that execution, with the sums so far; returns whether to end evaluating."""
         ...
 
 
@@ -54,7 +54,7 @@ class LoopResult(NamedTuple):
             them.
         input_wait: the seconds that the loop waited for its input. Where the host runs ahead of the
             devices, as on a TPU, the devices waited at most this long.
-        steps: the number of steps, fewer than asked for if the data ended.
+        steps: the number of steps, fewer than requested if the data ended.
     """
 
     sums: Any
@@ -64,7 +64,7 @@ class LoopResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One pass over a data set.
+    """The length of one pass over a data set.
 
     Attributes:
         steps: number of batches.
@@ -85,12 +85,12 @@ class Epoch:
 
 
 def explain_size(examples: int, found: int | None = None, last: int | None = None) -> str:
-    """Returns the message for a batch of another size than those before it.
+    """Returns the error message for a batch whose size differs from earlier batches.
 
     Args:
-        examples: the number of examples that it should hold.
-        found: the number that it holds; None: it is not known.
-        last: the number that the last batch of an epoch should hold, if it is another.
+        examples: the expected number of examples.
+        found: the actual number of examples; None: unknown.
+        last: the expected number of examples in the last batch of an epoch; None: `examples`.
     """
     held = "a different number of" if found is None else f"{found}"
     ending = f", and the last one {last}" if last not in (None, examples) else ""
@@ -102,14 +102,14 @@ def explain_size(examples: int, found: int | None = None, last: int | None = Non
 
 
 class Exchange(Protocol):
-    """Passes texts between hosts; all hosts use the names in the same order, in any thread."""
+    """Exchange of texts between hosts. All hosts use the same names in the same order."""
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Returns every host's text under a name to the chief, by host; [] to the others."""
+        """Gathers the texts of all hosts under a name: the chief gets them by host, others []."""
         ...
 
     def announce(self, name: str, text: str) -> str:
-        """Returns the chief's text on all hosts."""
+        """Broadcasts the chief's text under a name; returns it on all hosts."""
         ...
 
 
@@ -118,7 +118,7 @@ class Hosts(Protocol):
 
     @property
     def index(self) -> int:
-        """The number of this process."""
+        """The index of this process, from 0."""
         ...
 
     @property
@@ -145,7 +145,7 @@ class Hosts(Protocol):
         ...
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context for all hosts at once; a host that ends in it counts as lost."""
+        """Returns a context that all hosts enter; a host whose process ends inside it is lost."""
         ...
 
 
@@ -165,7 +165,7 @@ class Tracer(Protocol):
         ...
 
     def note(self, name: str, **numbers: int) -> None:
-        """Writes an event with numbers into the trace."""
+        """Writes an event with named integers into the trace."""
         ...
 
 
@@ -174,16 +174,16 @@ class SumsLayout(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of what is summed up. Only sums with equal names can be added."""
+        """The names of the summed values. Only sums with equal names can be added."""
         ...
 
     @property
     def result_names(self) -> Sequence[str] | None:
-        """The names of the results; None: only a step tells them."""
+        """The names of the results; None: they are unknown before the first step."""
         ...
 
     def read(self, sums: Any) -> dict[str, float]:
-        """Returns the means of losses and metrics."""
+        """Returns the means of losses and metrics by name."""
         ...
 
 
@@ -191,15 +191,15 @@ class TrainSumsLayout(SumsLayout, Protocol):
     """The layout of the sums of training steps."""
 
     def read_gradients(self, sums: Any) -> dict[str, float]:
-        """Returns what is known of the gradients."""
+        """Returns statistics of the gradients, such as their mean norm; {} if unknown."""
         ...
 
     def compute_loss(self, sums: Any) -> float:
-        """Returns only the mean of the loss."""
+        """Returns the mean of the loss, without the metrics."""
         ...
 
     def scale(self, sums: Any, weight: float) -> Any:
-        """Scales the sums of steps with smaller batches, which count for less."""
+        """Multiplies the sums of a smaller batch by its size relative to a complete batch."""
         ...
 
 
@@ -237,7 +237,7 @@ class Executor(Protocol):
         ...
 
     def begin_at(self, step: int) -> None:
-        """Counts the steps before this one as done, although they were not trained."""
+        """Sets the number of steps done, without training them."""
         ...
 
     @property
@@ -268,8 +268,8 @@ class Executor(Protocol):
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch, and waits for them.
 
-        Nothing is fetched or logged between the steps. A comparison with a run shows what the rest
-        of the run costs.
+        Nothing is fetched or logged between the steps. The difference to the time of a run is the
+        overhead of everything but the steps.
 
         Args:
             shard_spec: spec of a shard of the batch.
@@ -297,7 +297,7 @@ class Executor(Protocol):
         Args:
             dataset: a data set with batches of `(x, y)` or `(x, y, sample_weight)`.
             compiling: a function that returns a context to enter while the loop is compiled.
-            hooks: is called before and after each execution; None: the devices run on alone.
+            hooks: run before and after each execution; None: the host does not interrupt the loop.
         """
         ...
 
@@ -311,7 +311,7 @@ class Executor(Protocol):
         ...
 
     def begin_epoch(self) -> None:
-        """Is called when the sums of an epoch begin."""
+        """Begins an epoch; called before its first step."""
         ...
 
     def finish_epoch(self, sums: Any) -> Any:
@@ -319,7 +319,7 @@ class Executor(Protocol):
         ...
 
     def finish_training(self) -> None:
-        """Is called after the last step of a run."""
+        """Finishes training; called after the last step of a run."""
         ...
 
     def predict_batch(self, x: Nest) -> Nest:
@@ -366,7 +366,7 @@ class TrainLoop(Protocol):
         ...
 
     def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on whole batches of the host.
+        """Runs training steps on whole batches in host memory.
 
         Args:
             batches: an iterator over batches as nested NumPy arrays, all of one size.
@@ -429,7 +429,7 @@ class Engine(Protocol):
 
         Args:
             dataset: the data set.
-            endless: whether it may be endless.
+            endless: whether an endless data set is allowed.
 
         Returns:
             The length; None for a stream, and for an endless data set if that is allowed.
@@ -475,7 +475,7 @@ class Engine(Protocol):
         ...
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of what a step calls the model with.
+        """Returns the spec of the batch with which a step calls the model.
 
         Args:
             shard_spec: the spec of one shard of a global batch.
@@ -546,7 +546,7 @@ class Engine(Protocol):
 
         Args:
             model: a model that was built in `scope`, and compiled unless there are objectives.
-            options: the options of its step.
+            options: the options of the train step.
             batch_spec: the spec of a batch, or of one shard of it, which builds the model if
                 needed.
             objectives: the objectives that replace the compiled loss and optimizer.
@@ -566,10 +566,10 @@ class Engine(Protocol):
         Args:
             model: a model that was built in `scope`, and compiled if batches have labels.
             batch_spec: the spec of a batch, which builds the model if needed.
-            reason: why the exact step cannot train it.
+            reason: why the engine's step, which divides a batch, cannot train it.
             labelled: whether batches have labels; without them the executor only predicts.
 
         Raises:
-            UserError: own steps cannot run on these devices.
+            UserError: the model's own steps cannot run on these devices.
         """
         ...

@@ -54,14 +54,14 @@ class BoundMetric(NamedTuple):
 
 
 def build(model: keras.Model, batch: Nest) -> None:
-    """Creates what `fit` would create on its first batch: weights, losses, metrics, slots.
+    """Creates all variables that `fit` would: of weights, losses, metrics and the optimizer.
 
     Args:
         model: the compiled model.
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
 
     Raises:
-        UserError: a layer raised it, which Keras does not wrap in its own message; or the batch
+        UserError: a layer raised it (Keras's `RuntimeError` around it is removed), or the batch
             lacks an input.
     """
     x, *others = batch
@@ -113,7 +113,7 @@ _unscaled: list[object] = []  # the open blocks; the threads that trace the repl
 
 @contextlib.contextmanager
 def unscaled_losses() -> Iterator[None]:
-    """Makes Keras's reductions the means that they are on one device, within the block.
+    """Makes Keras's loss reductions return plain means within the block, as on one device.
 
     Under a strategy Keras divides each mean by the number of replicas, because its own step adds
     up the replicas' gradients. A loss that calls Keras's losses would come out too small here.
@@ -132,7 +132,7 @@ def unscaled_losses() -> Iterator[None]:
 
 
 def find_function(owner: keras.losses.Loss | keras.Metric) -> Any:
-    """Returns the function that a loss or a metric wraps, or its class."""
+    """Returns the function that a loss or metric wraps; its class if it wraps none."""
     found = (getattr(owner, name, None) for name in ("fn", "_fn"))
     return next((function for function in found if callable(function)), type(owner))
 
@@ -206,7 +206,7 @@ def compute_metric_values(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> Te
 def update_mean(
     metric: Any, values: Tensor, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None = None
 ) -> None:
-    """Updates a metric that is a mean by its values, as it would from labels and predictions."""
+    """Updates a mean metric with its per-example values, which are not computed again."""
     weight = losses_module.apply_mask(
         sample_weight, masking.get_keras_mask(y_pred), dtype=metric.dtype, reduction="sum"
     )
@@ -226,13 +226,13 @@ def list_compiled_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def list_loss_means(model: keras.Model) -> list[keras.Metric]:
-    """Returns Keras's means of the losses of a compiled model that has several."""
+    """Returns the metrics in which Keras averages each loss of a model with several losses."""
     compiled: Any = model._compile_loss if getattr(model, "compiled", False) else None
     return list(compiled.metrics) if compiled is not None else []
 
 
 def describe_compiled_parts(model: keras.Model) -> list[str]:
-    """Returns which of a loss and metrics a model is compiled with, in words."""
+    """Returns "a loss" and "metrics", each if the model is compiled with it."""
     if not getattr(model, "compiled", False):
         return []
     given = {"a loss": model._compile_loss, "metrics": model._compile_metrics}
@@ -240,13 +240,13 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 
 def compile_arguments(model: keras.Model) -> list[str]:
-    """Returns the names of the arguments of the last `compile`; Keras keeps earlier losses."""
+    """Returns the arguments of the last `compile` (`_compile_loss` may be from an earlier one)."""
     config: Any = getattr(model, "_compile_config", None)
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
 def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
-    """Returns the names of losses and metrics that are arguments of `compile`."""
+    """Returns the losses ("loss") and metrics ("metric") that `compile` was given by name."""
     loss, metrics = model._compile_loss, model._compile_metrics
     given = {"loss": [] if loss is None else [loss._user_loss], "metric": []}
     if metrics is not None:
@@ -258,7 +258,7 @@ def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
 
 
 def describe_training_setup(model: keras.Model) -> tuple[Any, ...]:
-    """Returns the settings that training depends on besides values; `compile` changes them."""
+    """Returns the model's settings for training; comparing them shows a later `compile`."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     parts = [getattr(model, name, None) for name in names]
     return (*parts, *(v.path for v in model.trainable_variables))
@@ -270,12 +270,12 @@ def compute_metric_results(model: keras.Model) -> dict[str, Tensor]:
 
 
 def select_metric_results(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the results of a model's metrics if the logs have their names, or the logs."""
+    """Returns a model's metric results if the logs have the same names; otherwise the logs."""
     return model._get_metrics_result_or_logs(logs)
 
 
 def overrides(model: keras.Model, method: str) -> bool:
-    """Returns whether a model has its own version of a method of Keras's models."""
+    """Returns whether a model overrides a method of Keras's models."""
     own = getattr(type(model), method, None)
     return own is not None and not _is_keras(own)
 
@@ -290,7 +290,7 @@ def is_torch_tensor(value: Any) -> bool:
 
 
 def build_slicer(arrays: Nest) -> Callable[[Any], Nest]:
-    """Returns a function from the numbers of examples to these examples of arrays.
+    """Returns a function that maps the indices of examples to a batch of them.
 
     Args:
         arrays: arrays, and sparse or ragged tensors of any library.
@@ -320,7 +320,7 @@ def is_sparse_or_ragged(value: Any) -> bool:
 
 
 def to_tensorflow(value: Any) -> Any:
-    """Returns an array or a sparse or ragged tensor of any library as one of TensorFlow."""
+    """Converts sparse tensors of SciPy and JAX to TensorFlow's; returns other values unchanged."""
     kinds: Any = data_adapter_utils
     if kinds.is_scipy_sparse(value):
         return kinds.scipy_sparse_to_tf_sparse(value)
@@ -365,7 +365,7 @@ def list_seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def list_example_seeds(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states of the generators that draw by an example's position in the global batch.
+    """Returns the states of generators whose random numbers depend on an example's position.
 
     Each has the form of the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
     """
@@ -390,7 +390,7 @@ def clip(optimizer: keras.optimizers.Optimizer, grads: list[Tensor]) -> list[Ten
 
 
 def has_own_apply(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether a step of the optimizer is more than `update_step` for each variable."""
+    """Returns whether the optimizer does more in a step than `update_step` for each variable."""
     plain = keras.optimizers.SGD
     methods = ("apply", "apply_gradients", "_backend_apply_gradients", "_backend_update_step")
     return any(getattr(type(optimizer), m) is not getattr(plain, m) for m in methods)
@@ -414,21 +414,21 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def keeps_graph(layer: keras.Layer) -> bool:
-    """Returns whether the config of a layer holds a graph, as of a functional model."""
+    """Returns whether a layer's config contains a graph of layers, as a functional model's."""
     is_functional = isinstance(layer, models.Functional)
     return is_functional and functional_models.functional_like_constructor(type(layer))
 
 
 def has_frozen_weights(model: keras.Model) -> bool:
-    """Returns whether a weight that layers made to be trained is frozen.
+    """Returns whether any weight that a layer created as trainable is frozen now.
 
-    Statistics, such as those of BatchNormalization, were not made to be trained.
+    Moving statistics, as in BatchNormalization, are not created as trainable.
     """
     return any(map(has_frozen, list_layers(model)))
 
 
 def has_frozen(layer: keras.Layer) -> bool:
-    """Returns whether a weight that the layer itself made to be trained is frozen."""
+    """Returns whether any weight that the layer itself created as trainable is frozen now."""
     return any(not v.trainable for v in layer._trainable_variables)
 
 
@@ -439,13 +439,13 @@ def list_symbolic_inputs(layer: keras.Layer) -> list[Any]:
 
 
 def pack_inputs(model: Any, values: list[Any]) -> Nest:
-    """Returns values, one for each of a model's symbolic inputs, nested as the model takes them."""
+    """Nests a list of values, one for each symbolic input, in the structure of a model's inputs."""
     functional = getattr(model, "_functional", None) or model
     return keras.tree.pack_sequence_as(functional._inputs_struct, values)
 
 
 def call_model(model: Any, x: Nest, training: bool) -> Nest:
-    """Calls a model with those features of a dictionary that its inputs name.
+    """Calls a model; of a dictionary of features, passes only those that are its inputs.
 
     Raises:
         UserError: the dictionary lacks an input.
@@ -454,9 +454,9 @@ def call_model(model: Any, x: Nest, training: bool) -> Nest:
 
 
 def _pick_inputs(model: Any, x: Nest) -> Nest:
-    """Returns those features of a dictionary that a functional model takes, nested as its inputs.
+    """Picks from a dictionary the features that a functional model takes, nested as its inputs.
 
-    Keras takes them by name as well, but warns of others, and of a dictionary for a single input.
+    Keras does so as well, but warns of other features, and of a dictionary for a single input.
     """
     if not isinstance(x, dict):
         return x
@@ -501,10 +501,10 @@ def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def assigning_variables(check: Callable[[Any, bool], None]) -> Iterator[None]:
-    """Lets a function see every variable before it is assigned, within the block.
+    """Calls a function before each assignment to a variable within the block.
 
     Args:
-        check: a function of a variable, and of whether a `keras.StatelessScope` takes the value.
+        check: a function of the variable, and of whether a `keras.StatelessScope` is open.
     """
     kind: Any = backend.Variable
     own = kind.assign
@@ -521,7 +521,7 @@ def assigning_variables(check: Callable[[Any, bool], None]) -> Iterator[None]:
 
 
 class Products:
-    """The products of a model's call, of which its logits may be one.
+    """A record of the matrix products in a model's call; the last one may be the logits.
 
     Attributes:
         last: the last product of (batch, time, width) with (width, classes), and its two factors;
@@ -532,7 +532,7 @@ class Products:
         self.last: tuple[Tensor, Tensor, Tensor] | None = None
 
     def find_factors(self, tensor: Any) -> tuple[Tensor, Tensor] | None:
-        """Returns the factors of a tensor that is the last product itself; else None."""
+        """Returns the factors of a tensor if it is the last product; otherwise None."""
         if self.last is None or tensor is not self.last[0]:
             return None
         return self.last[1], self.last[2]
@@ -575,8 +575,8 @@ def _record_product(own: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tenso
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.
 
-    A value is computed when it is read, or at the end of the block: variables that are assigned
-    before, as from a file, need none.
+    A value is computed when it is read, or at the end of the block. No value is computed for a
+    variable that is assigned earlier, for example from a file.
 
     Args:
         value_of: a function from an initializer, and the shape, dtype and layout of a variable of
@@ -591,7 +591,7 @@ def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iter
             own(variable, initializer)
             return
         variable._initialize_layout()
-        is_late = variable._initializer is not None  # Keras itself has waited until now
+        is_late = variable._initializer is not None  # Keras deferred it until now
 
         def compute(shape: Any, dtype: str) -> Any:
             """Sets the value; Keras calls this to read a variable that has none."""
@@ -623,7 +623,7 @@ def random_functions(**functions: Callable[..., Any]) -> Iterator[None]:
     """Replaces functions of the backend that draw random numbers, within the block.
 
     Args:
-        functions: the new functions by their names in `keras.random`, with its kinds of seed.
+        functions: the new functions by name in `keras.random`; they take the same seeds.
     """
     drawing: Any = backend.random
     before = {name: getattr(drawing, name) for name in functions}
@@ -637,7 +637,7 @@ def random_functions(**functions: Callable[..., Any]) -> Iterator[None]:
 
 
 def draw_seed(seed: Any) -> Tensor:
-    """Returns the next two numbers of a seed: a number, or a `keras.random.SeedGenerator`."""
+    """Draws the next seed, (2,), from an integer or a `keras.random.SeedGenerator`."""
     return seed_generator.draw_seed(seed)
 
 

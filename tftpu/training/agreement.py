@@ -13,12 +13,12 @@ from tftpu.tensors import Nest
 
 
 def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
-    """Raises `UserError` if a batch has other parts than a compiled model takes.
+    """Raises `UserError` if a batch is not `(x, y[, sample_weight])`, which the model needs.
 
     Args:
         model: a model that is compiled with its loss.
         spec: the spec of a batch.
-        labels: whether the loss and the metrics are computed.
+        labels: whether the loss and the metrics are computed, which need labels.
     """
     if isinstance(spec, tuple) and len(spec) > 3:
         raise UserError(
@@ -39,7 +39,7 @@ def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
 
 
 def _check_named_labels(model: keras.Model, spec: Nest) -> None:
-    """Raises `UserError` if named labels lack some that the model's losses need."""
+    """Raises `UserError` if a dictionary of labels lacks one for a loss of the model."""
     y = keras.utils.unpack_x_y_sample_weight(spec)[1]
     losses = getattr(model, "loss", None)
     if not isinstance(y, dict) or not isinstance(losses, dict):
@@ -91,7 +91,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if isinstance(x, dict):
         wanted = {tensor.name: tensor.shape for tensor in inputs}
-        # The model was built with other keys than the names of its inputs.
+        # The keys of the model's input dictionary differ from the names of its inputs.
         if not wanted.keys() <= x.keys():
             return
         pairs = [(f" {name!r}", shape, x[name]) for name, shape in wanted.items()]
@@ -118,7 +118,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
 
 @contextlib.contextmanager
 def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
-    """Adds the sizes of the data to an error of building a model.
+    """Adds the shapes of the data to errors of Keras in the block.
 
     Args:
         spec: the spec of a batch, of objects with a shape.

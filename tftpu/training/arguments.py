@@ -17,7 +17,7 @@ from tftpu.errors import UserError
 from tftpu.storage.files import StrPath, check_folder
 from tftpu.training.batch_methods import watches_batches
 
-LOOP_STEPS = 50  # of a device loop, if nothing sets its length
+LOOP_STEPS = 50  # steps of a device loop, if no argument sets them
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,7 +36,7 @@ _INSTEAD = {
 
 
 def check_keras_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a method with a Keras name: Keras arguments that it lacks raise `UserError`."""
+    """Decorates a method so that older Keras arguments raise `UserError` with a replacement."""
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -66,7 +66,7 @@ def validate_options(options: TrainConfig | None) -> TrainConfig:
 
 
 def check_length(options: TrainConfig, epochs: int | None, steps: int | None) -> None:
-    """Raises `UserError` if only the options give a length, which `fit` does not read."""
+    """Raises `UserError` if only the options set the length of a run, which `fit` ignores."""
     given = {"epochs": options.epochs, "steps": options.steps}
     if epochs is None and steps is None and given != {"epochs": None, "steps": TrainConfig().steps}:
         shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
@@ -81,11 +81,11 @@ def choose_loop_length(
 ) -> int:
     """Returns the number of steps of a device loop.
 
-    It is the model's `steps_per_execution` or the options' `steps_per_loop`, whichever is set; if
-    none is and a callback has batch methods, it is 1.
+    It is the model's `steps_per_execution` or the options' `steps_per_loop`, whichever is set;
+    otherwise it is 1 if a callback has batch methods, and `LOOP_STEPS` if none has.
 
     Raises:
-        UserError: the options and the model name different numbers.
+        UserError: the options and the model set different numbers.
     """
     execution, loop = count_execution_steps(model), options.steps_per_loop
     if execution > 1 and loop not in (None, execution):
@@ -112,7 +112,7 @@ def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
         callbacks: one callback, several, Keras's `CallbackList`, or None.
 
     Raises:
-        UserError: something else is among them.
+        UserError: an item is not a callback.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
@@ -135,7 +135,7 @@ def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_
 
     Args:
         y, sample_weight, class_weight: the arguments of `fit`.
-        own_loss: whether a loss function computes the loss, to which tftpu cannot apply weights.
+        own_loss: whether a `loss_fn` computes the loss, to which tftpu cannot apply weights.
     """
     if isinstance(y, int | float):
         raise UserError(
@@ -180,7 +180,7 @@ def parse_verbosity(verbose: Any) -> int:
     """Returns Keras's `verbose` as 0, 1 or 2.
 
     Raises:
-        UserError: Keras does not have this value.
+        UserError: the value is not one that Keras allows.
     """
     if verbose not in ("auto", 0, 1, 2):  # False equals 0, and True equals 1
         raise UserError(f"verbose is {verbose!r}: it must be 'auto', 0, 1 or 2.")

@@ -1,4 +1,4 @@
-"""Which callbacks have batch methods."""
+"""Finds out whether callbacks have batch methods."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -
 
 
 def _watches(callback: Any) -> bool:
-    """Returns whether a callback uses its batch methods, as it is set up if it is Keras's."""
+    """Returns whether a callback uses batch methods; for Keras's, the settings decide."""
     kinds = keras.callbacks
     for kind in (kinds.ModelCheckpoint, kinds.BackupAndRestore):
         if isinstance(callback, kind) and not _replaces_batch_methods(callback, kind):
@@ -40,7 +40,7 @@ def _replaces_batch_methods(callback: Any, kind: type) -> bool:
 
 
 def _has(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
-    """Returns whether a callback has its own version of one of some methods."""
+    """Returns whether a callback overrides one of the methods of Keras's `Callback`."""
     plain = keras.callbacks.Callback
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)

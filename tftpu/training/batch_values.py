@@ -18,17 +18,17 @@ _SHOWN = 5  # most examples that a message names
 
 
 class Limit(NamedTuple):
-    """A part of a batch whose whole numbers must be below a size.
+    """The limit of the integers in one array of a batch, which are classes or ids.
 
     Attributes:
-        name: the name of the part of the batch in messages.
-        values: the part: an array, or its spec.
-        size: the numbers must be from 0 to below this size.
-        owner: where the size is from, such as "the model's output has 10 classes".
-        advice: what to do about a number outside.
-        ignored: a number that is allowed nevertheless, or None.
+        name: the name of the array in messages, such as "x[0]".
+        values: the array, or its spec.
+        size: the values must be from 0 to below this size.
+        owner: the reason for the size, such as "the model's output has 10 classes".
+        advice: what to do about a value outside of the limit.
+        ignored: a value that is allowed nevertheless, or None.
         of_labels: whether these are labels, which may have any value where their weight is 0.
-        masks_zero: whether 0 is the number of padding, which the model masks.
+        masks_zero: whether 0 means padding, which the model masks.
     """
 
     name: str
@@ -79,10 +79,10 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
         classes: the number of classes of the labels.
     """
     of_labels = [limit for limit in find_limits(model, batch) if limit.of_labels]
-    for limit in of_labels if len(of_labels) == 1 else ():  # of several, it is not known which
+    for limit in of_labels if len(of_labels) == 1 else ():  # several: which is meant is unknown
         if limit.size < classes:
             raise UserError(
-                f"The data have {classes} classes, data.num_classes, but {limit.owner}: give the "
+                f"The data have {classes} classes (data.num_classes), but {limit.owner}: give the "
                 "model's last layer more units."
             )
 
@@ -90,7 +90,7 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
 def compare_with_limits(model: keras.Model, batch: Nest) -> Iterator[tuple[Limit, str]]:
     """Yields the limits of a batch, each with a text about the values outside, or "".
 
-    If a model masks tokens, the step checks their labels, because it knows the masks.
+    Labels of tokens are left out if the model may mask tokens, because only the step knows masks.
 
     Args:
         model: the built model.
@@ -104,10 +104,10 @@ def compare_with_limits(model: keras.Model, batch: Nest) -> Iterator[tuple[Limit
 
 
 def describe_damage(model: keras.Model, batch: Nest) -> str:
-    """Returns what is wrong with a batch's values, as the beginning of a sentence; otherwise "".
+    """Returns a text about the invalid values of a batch; "" if there are none.
 
     NaN is reported first, because infinite values may be intended, for example to mask attention.
-    Examples with weight 0 count, because 0 times NaN is NaN.
+    Examples with weight 0 are checked as well, because 0 times NaN is NaN.
 
     Args:
         model: the built model.
@@ -126,19 +126,19 @@ def describe_damage(model: keras.Model, batch: Nest) -> str:
 def _find_empty(limit: Limit) -> str:
     """Returns a text about the examples whose tokens are all padding; otherwise ""."""
     shape = np.shape(limit.values)
-    if len(shape) < 2 or shape[1] == 1:  # one number is a category rather than a text
+    if len(shape) < 2 or shape[1] == 1:  # a single id is a category rather than a text
         return ""
     rows = np.flatnonzero(~np.any(limit.values, axis=tuple(range(1, len(shape)))))
     if not rows.size:
         return ""
     return (
-        f"{limit.name} has only padding in {_format_examples(rows, len(limit.values))}, and an "
-        "average over no token, for example, is not finite; otherwise lower the learning rate"
+        f"{limit.name} has only padding in {_format_examples(rows, len(limit.values))}. A mean "
+        "over its tokens is not finite. If the model computes no such mean, lower the learning rate"
     )
 
 
 def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch: Nest) -> str:
-    """Returns a text about the part of a batch that has such values, and where; otherwise ""."""
+    """Returns a text about the examples with values of a kind, such as NaN; "" if none."""
     for name, values in _iterate_named(batch):
         if np.issubdtype(values.dtype, np.floating):
             rows = _find_rows(is_kind(values))
@@ -148,7 +148,7 @@ def _find_holding(kind: str, is_kind: Callable[[np.ndarray], np.ndarray], batch:
 
 
 def _find_outside(limit: Limit, batch: Nest) -> str:
-    """Returns a text about the values outside a limit, with an explanation; otherwise ""."""
+    """Returns a text about the values outside of a limit; "" if there are none."""
     weight = batch[2] if isinstance(batch, tuple) and len(batch) == 3 else None
     values = np.asarray(limit.values)
     if values.dtype.kind not in "biuf":
@@ -174,7 +174,7 @@ def _find_outside(limit: Limit, batch: Nest) -> str:
 
 
 def _is_known(owner: keras.Layer, *methods: str) -> bool:
-    """Returns whether methods of a layer or a model come from Keras or tftpu."""
+    """Returns whether Keras or tftpu define the named methods of a layer or a model."""
     found = (getattr(type(owner), method) for method in methods)
     return all((method.__module__ or "").startswith(_KNOWN) for method in found)
 
@@ -221,7 +221,7 @@ def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
             next((i for i, tensor in enumerate(inputs) if tensor is source), -1)
             for source in keras_internals.list_symbolic_inputs(layer)
         }
-        # -1: an input may be a computed tensor
+        # -1: the layer's input may be a computed tensor
         for place in () if -1 in places else sorted(places):
             name, values = _find_feature(x, place, inputs)
             if values is not None:
@@ -251,7 +251,7 @@ def _iterate_named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _find_rows(wrong: np.ndarray) -> np.ndarray:
-    """Returns the indices of the examples in which something is wrong."""
+    """Returns the indices of the examples with a True value; `wrong`: (examples, ...)."""
     return np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))
 
 

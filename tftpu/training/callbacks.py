@@ -1,7 +1,7 @@
-"""Keras callbacks in a run of device loops.
+"""Calls Keras callbacks in a run of device loops.
 
-A callback with batch methods makes every execution a device loop: a batch, or `steps_per_execution`
-batches.
+If a callback has batch methods, a device loop has one step, unless `steps_per_execution` or
+`steps_per_loop` is set.
 """
 
 import functools
@@ -37,7 +37,7 @@ Evaluate = Callable[[BuildHooks | None], dict[str, float]]
 
 
 class Callbacks:
-    """Keras's own fan-out of callbacks, and its `History`.
+    """The Keras callbacks of a run, in Keras's `CallbackList`, and their `History`.
 
     Args:
         callbacks: Keras's own or a user's.
@@ -48,7 +48,7 @@ class Callbacks:
 
     Attributes:
         history: the `History` of the run.
-        watches_batches: whether a callback has batch methods of training.
+        watches_batches: whether a callback has batch methods for training.
         ends_on_nan: whether a callback ends the run if the loss is not finite.
     """
 
@@ -63,14 +63,14 @@ class Callbacks:
         self._model: Any = model
         self._begun = self._ended = False
         self._error: Exception | None = None
-        self._logs: dict[str, float] | None = None  # of the last epoch
+        self._logs: dict[str, float] | None = None  # the logs of the last epoch
         self._execution = execution
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._list = keras_internals.build_callback_list(list(callbacks), model, epochs, steps)
         self.history = keras_internals.find_history(self._list)
         self.watches_batches = watches_batches(callbacks, "train")
-        # Such a callback decides what follows a loss that is not finite.
+        # A TerminateOnNaN callback ends the run itself if the loss is not finite.
         kind = keras.callbacks.TerminateOnNaN
         self.ends_on_nan = any(isinstance(callback, kind) for callback in callbacks)
 
@@ -91,10 +91,10 @@ class Callbacks:
             evaluates: whether an evaluation follows each epoch.
 
         Raises:
-            UserError: Keras would raise after the first epoch.
+            KerasError: Keras would raise an error after the first epoch.
         """
         trained, evaluated = executor.train_sums.result_names, executor.eval_sums.result_names
-        if trained is None or evaluated is None:  # own steps may log anything
+        if trained is None or evaluated is None:  # a model's own steps may log anything
             return
         names = [*trained, *(f"val_{name}" for name in evaluated if evaluates)]
         for callback in self._list.callbacks:
@@ -133,16 +133,16 @@ class Callbacks:
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def begin_batch(self, batch: int) -> None:
-        """Tells the callbacks that an execution begins, if it begins with a batch of an epoch."""
+        """Calls `on_train_batch_begin` if an execution begins with this batch of the epoch."""
         if not self.watches_batches or batch % self._execution == 0:
             self._list.on_train_batch_begin(batch)
 
     def end_batch(self, batch: int, ends: bool, read_logs: Callable[[], dict[str, float]]) -> None:
-        """Tells the callbacks that an execution ended, if one ends with a batch of an epoch.
+        """Calls `on_train_batch_end` if an execution ends with this batch of the epoch.
 
         Args:
-            batch: the batch.
-            ends: whether the epoch or the run ends with it.
+            batch: the index of the batch in the epoch.
+            ends: whether the epoch or the run ends with this batch.
             read_logs: a function that returns the means since the beginning of the epoch.
         """
         if not self.watches_batches:
@@ -162,14 +162,14 @@ class Callbacks:
         """Tells the callbacks that an epoch ended.
 
         Args:
-            number: the number of the epoch.
+            number: the index of the epoch.
             logs: the logs of the epoch; those of the evaluation have Keras's prefix "val_".
         """
         self._list.on_epoch_end(number, logs)
         self._logs = logs
 
     def finish(self) -> None:
-        """Tells the callbacks once that training ended; `end` raises the error of a callback.
+        """Calls `on_train_end` once; keeps an error of a callback, which `end` raises.
 
         Callbacks may change the weights, so the last checkpoint is saved afterwards.
         """
@@ -182,10 +182,10 @@ class Callbacks:
             self._error = error
 
     def end(self, failed: bool) -> None:
-        """Tells the callbacks that training ended, and raises the error that one of them raised.
+        """Calls `on_train_end` if it was not called yet; raises the error of a callback in it.
 
         Args:
-            failed: whether an error ended it, of which Keras does not tell them either.
+            failed: whether an error ended training; as in Keras, `on_train_end` is not called then.
         """
         if not failed:
             self.finish()
@@ -193,7 +193,7 @@ class Callbacks:
             raise self._error
 
     def get_state(self) -> dict[str, dict[str, float]]:
-        """Returns the numbers that Keras's own callbacks remember, by callback, for JSON."""
+        """Returns the values that Keras's callbacks keep across epochs, by callback, for JSON."""
         return {
             key: {
                 name: float(value)
@@ -204,11 +204,11 @@ class Callbacks:
         }
 
     def run_evaluation(self, evaluate: Evaluate) -> dict[str, float]:
-        """Returns the results of an evaluation, and tells the callbacks before and after."""
+        """Returns the results of an evaluation, around which `on_test_*` methods are called."""
         return _run_evaluation(self._list, self._model, evaluate)
 
     def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
-        """Returns the callbacks that remember numbers, with keys that a resumed run shares."""
+        """Returns the callbacks with values to save, by keys that a resumed run has as well."""
         return [
             (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
             for index, one in enumerate(self._remembering)
@@ -221,13 +221,13 @@ def evaluate_with(
     evaluate: Evaluate,
     prints: bool,
 ) -> dict[str, float]:
-    """Returns the results of an evaluation, and tells callbacks before and after.
+    """Returns the results of an evaluation, around which `on_test_*` methods are called.
 
     Args:
         callbacks: the Keras callbacks.
         model: the model that they see.
         evaluate: a function from hooks for batches, or None, to the results.
-        prints: whether to print them.
+        prints: whether to print the results.
     """
     listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
     results = _run_evaluation(listed, model, evaluate)
@@ -242,14 +242,14 @@ def predict_with(
     predict: Callable[[bool], Iterable[Any]],
     prints: bool,
 ) -> Any:
-    """Returns the outputs of a prediction, and tells callbacks before and after.
+    """Returns the outputs of a prediction, around which `on_predict_*` methods are called.
 
     Args:
         callbacks: the Keras callbacks.
         model: the model that they see.
         predict: a function that yields the outputs of each batch; its argument says whether the
             devices may compute ahead.
-        prints: whether to print their shapes.
+        prints: whether to print the shapes of the outputs.
     """
     listed: Any = keras_internals.build_callback_list(list(callbacks), model, 1, 1)
     watched: Any = model
@@ -266,7 +266,7 @@ def predict_with(
 
 
 def _predict_each(listed: Any, model: Any, outputs: Iterable[Any]) -> Iterator[Any]:
-    """Yields the outputs of executions, and tells callbacks before and after each."""
+    """Yields the outputs of each execution, around which batch methods are called."""
     size = count_execution_steps(model)
     for first, group in group_batches(outputs, size):
         listed.on_predict_batch_begin(first)
@@ -278,7 +278,7 @@ def _predict_each(listed: Any, model: Any, outputs: Iterable[Any]) -> Iterator[A
 
 
 class _TestHooks:
-    """See `tftpu.engines.engine.BatchHooks`.
+    """The `BatchHooks` of an evaluation that call the batch methods of callbacks.
 
     Args:
         listed: Keras's list of callbacks.
@@ -295,7 +295,7 @@ class _TestHooks:
         self._list.on_test_batch_begin(batch)
 
     def end(self, batch: int, sums: Any) -> bool:
-        """Tells the callbacks that it ended; returns whether one ended the evaluation."""
+        """Tells the callbacks that an execution ended; returns whether one stops the evaluation."""
         self._list.on_test_batch_end(batch + self.every - 1, self._read(sums))
         return self._model.stop_evaluating
 
@@ -318,10 +318,10 @@ def _has_user_code(callback: keras.callbacks.Callback) -> bool:
 
 
 def _is_remembering(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback's numbers are kept over a restart.
+    """Returns whether a resumed run restores the values of a callback.
 
-    After a restart, an EarlyStopping that restores the best weights has lost them, so it starts
-    afresh.
+    An EarlyStopping with restore_best_weights=True starts afresh, because checkpoints do not hold
+    its best weights.
     """
     return isinstance(callback, _REMEMBERING) and not getattr(
         callback, "restore_best_weights", False

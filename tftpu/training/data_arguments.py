@@ -99,12 +99,12 @@ def prepare_evaluation_data(
         dataset = _preprocess_data(preprocess, given, batch_size, steps, name)
         return dataset if steps is None else dataset.take(steps)
     if _has_sparse((x, y, sample_weight)):
-        if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
+        if batch_size is None and steps is not None:  # `steps` batches of all examples, as in Keras
             batch_size, steps = math.ceil(_count_sparse(x) / steps), None
         dataset = _slice_sparse(x, y, sample_weight, batch_size)
     elif _is_arrays(x):
         check_whole_number("batch_size", batch_size, 1)
-        if batch_size is None and steps is not None:  # the batches hold all examples, as in Keras
+        if batch_size is None and steps is not None:  # `steps` batches of all examples, as in Keras
             batch_size, steps = math.ceil(_count(x) / steps), None
         dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:
@@ -135,7 +135,7 @@ def prepare_validation_data(
         given: `(x, y)`, `(x, y, sample_weight)`, or a data set.
         batch_size: the batch size, for arrays.
         steps: the number of batches; None: all.
-        repeats: whether they are evaluated more than once.
+        repeats: whether the data are evaluated more than once.
         preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
@@ -173,7 +173,7 @@ def prepare_validation_data(
 def split_arrays(
     x: Any, y: Any, sample_weight: Any, fraction: float, preprocess: Preprocess | None = None
 ) -> tuple[tuple, tuple]:
-    """Returns the arrays to train on, and their last part to validate on.
+    """Splits arrays into the examples to train on and the last ones to validate on.
 
     Args:
         x, y, sample_weight: as for `fit`.
@@ -239,7 +239,7 @@ def _preprocess_data(
 
 
 def _has_sparse(parts: Any) -> bool:
-    """Returns whether arrays have sparse or ragged tensors, or None for an optional input."""
+    """Returns whether the data contain sparse or ragged tensors, or None for an optional input."""
     x = parts[0]
     if isinstance(x, dict | list | tuple) and any(p is None for p in keras.tree.flatten(x)):
         return True
@@ -280,7 +280,7 @@ def _slice_part(part: Nest, start: int, end: int) -> Nest:
 
 
 def _check_dataset(x: Any, y: Any, sample_weight: Any, batch_size: Any, name: str) -> None:
-    """Raises `UserError` unless x is a data set without these further arguments."""
+    """Raises `UserError` unless x may be a data set and the other arguments are None."""
     kind = type(x).__name__
     if isinstance(x, type) or x is None or isinstance(x, str | bytes | int | float):
         raise UserError(f"The data is {x!r}: pass arrays or a data set, {name}(x, y).")

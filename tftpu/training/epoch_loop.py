@@ -1,6 +1,6 @@
-"""Epochs as in Keras, which are read one after the other and may end with a smaller batch.
+"""Train loops over epochs that may end with a smaller batch, and over streams.
 
-The batches of streams may have any size and end at any time.
+The batches of streams may have any size, and streams may end at any time.
 """
 
 import logging
@@ -24,7 +24,7 @@ from tftpu.training import batch_values
 
 _log = logging.getLogger(__name__)
 
-_DIAGNOSIS = 20.0  # most seconds of reading batches again after a loss that is not finite
+_DIAGNOSIS = 20.0  # maximum seconds of reading batches again after a loss that is not finite
 
 
 class EpochBatches:
@@ -32,12 +32,12 @@ class EpochBatches:
 
     Args:
         batches: the iterator.
-        position: the number of batches before.
+        position: the number of batches of the run before the first one.
         epoch: the epoch of the data.
 
     Attributes:
         batches: the iterator.
-        left: the number of batches before the last batch of the epoch.
+        left: the number of batches from here to the last batch of the epoch, without it.
     """
 
     def __init__(self, batches: Iterator[Any], position: int, epoch: Epoch):
@@ -109,7 +109,7 @@ class EpochLoop:
 class StreamLoop:
     """A `tftpu.engines.engine.TrainLoop` whose batches are a `Lookahead`.
 
-    Each size of a batch has its own program.
+    Each batch size has its own program.
 
     Args:
         full: the loop for batches like the first one.
@@ -169,7 +169,7 @@ class StreamLoop:
 
 
 def _take_alike(batches: Lookahead, description: Any) -> Iterator[Nest]:
-    """Yields the arrays of batches until one has another shape."""
+    """Yields the arrays of batches up to the first batch of another shape or dtype."""
     while not batches.ended:
         arrays = to_arrays(batches.peek())
         if _describe(arrays) != description:
@@ -222,7 +222,7 @@ class Feed:
         """Returns the batches from a position on, for the train loop; closes earlier ones.
 
         Args:
-            position: the number of batches before.
+            position: the number of batches of the run before the first one.
             pass_steps: the number of batches of a pass over a stream, if it is known.
             new: whether this process has not read them yet; otherwise a stream that can be read
                 only once continues where it is.
@@ -250,13 +250,13 @@ class Feed:
         self._within = self._admitted = False
 
     def describe_damage(self, model: keras.Model, position: int, count: int) -> str:
-        """Returns a sentence about what is wrong with the values of some batches; otherwise "".
+        """Returns a sentence about invalid values in some batches; "" if none are found.
 
-        The batches are read again, if possible, for a limited number of seconds; a stream is not.
+        The batches are read again for a limited number of seconds; a stream is not read again.
 
         Args:
             model: the model that is trained on them.
-            position: the number of batches before.
+            position: the number of batches of the run before the first one.
             count: the number of batches.
         """
         if isinstance(self._dataset, Stream):
@@ -264,7 +264,7 @@ class Feed:
         try:
             for number, batch in self._read_again(position, count):
                 found = batch_values.describe_damage(model, batch)
-                # Only in arrays does each example have a place.
+                # In arrays, each example has an index that the user knows.
                 if found and isinstance(self._dataset, Arrays):
                     found = batch_values.describe_damage(model, self._dataset.parts)
                 elif found:

@@ -53,7 +53,7 @@ class Programs:
         self.model = model
         self.options = options
         self._executor: Executor | None = None
-        self._own_steps: Executor | None = None  # the executor that only the model's steps need
+        self._own_steps: Executor | None = None  # the executor of the model's own steps
         self.undivided_because = ""
         self._predictor: Executor | None = None  # the executor for data without labels
         self._own_predictor: Executor | None = None  # likewise, for data that cannot be divided
@@ -160,7 +160,7 @@ class Programs:
         Args:
             dataset: the data set to train on.
             class_weight: the weight of each label.
-            epoch: the epoch of the data set, if its epochs end with their own last batch.
+            epoch: the length of an epoch; None: the batches are one endless stream.
 
         Raises:
             UserError: the model cannot be trained, or not with such data.
@@ -198,14 +198,14 @@ class Programs:
     def _prepare_loop_of_shards(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, int]:
-        """Does what `prepare_training` does, with the exact step."""
+        """Does what `prepare_training` does, for the engine's step, which divides a batch."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(self.engine.building_spec(spec))
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)
-        # Checked here, because now it is known that the step changes nothing but the model.
+        # Preparing the loop has shown that the step changes no variables outside of the model.
         if new:
             executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):
@@ -225,7 +225,7 @@ class Programs:
         return loop, size
 
     def _prepare_loop_for(self, batch: Nest) -> TrainLoop:
-        """Returns the train loop for batches like one of the host."""
+        """Returns the train loop for batches of this one's shapes; `batch`: NumPy arrays."""
         size = count_examples(batch)
         microbatches = self.options.gradient_accumulation_steps
         return self._prepare_loop(
@@ -233,7 +233,7 @@ class Programs:
         )
 
     def _prepare_own_steps(self, dataset: Dataset, reason: OwnStepsNeeded) -> Executor:
-        """Returns the executor of the model's own steps, which the exact step cannot replace."""
+        """Returns the executor of the model's own steps, for a model whose batch is not divided."""
         check_options(self.options, reason)
         if self._own_steps is None:
             spec = self.engine.whole_spec(dataset)
@@ -246,7 +246,7 @@ class Programs:
         return self._own_steps
 
     def _take_over(self, executor: Executor) -> None:
-        """Gives a new executor what an earlier one may have restored."""
+        """Copies the step and the averaged weights of an earlier executor to a new one."""
         earlier = self._predictor or self._own_predictor
         if self._executor is not None and self._executor is not executor:
             earlier = self._executor
@@ -280,8 +280,8 @@ class Programs:
                 sums = executor.evaluate(dataset, lambda: clock.spend("compiling"), hooks)
             except OwnStepsNeeded as reason:
                 raise UserError(
-                    f"{reason} Only a later batch of the evaluation shows it: make all batches "
-                    "alike."
+                    f"{reason} This holds for a later batch of the evaluation, but not for the "
+                    "first: make all batches alike."
                 ) from reason
         return executor.eval_sums.read(sums)
 
@@ -307,8 +307,8 @@ class Programs:
     def _check_values(self, dataset: Dataset) -> None:
         """Raises `UserError` for labels and ids outside of their range, in arrays.
 
-        Other data are not read for this check, because that may be slow or use up batches. The step
-        sees their values.
+        Other data are not read for this check, because that may be slow or use up batches; in them,
+        a wrong label makes the loss NaN.
         """
         if isinstance(dataset, Arrays) and not self.objectives:
             batch_values.check_ranges(self.model, dataset.parts)
@@ -320,7 +320,7 @@ class Programs:
             agreement.check_features(self.model, spec)
 
     def _check_model_unchanged(self) -> None:
-        """Raises `UserError` if the model is no longer the one that was put on the devices."""
+        """Raises `UserError` if the model was compiled or frozen since its executor was made."""
         if self._setup not in (None, keras_internals.describe_training_setup(self.model)):
             raise UserError(
                 "The model was compiled again, or its layers were frozen or unfrozen, after this "

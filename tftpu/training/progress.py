@@ -23,20 +23,20 @@ class RunProgress:
     """The position of a run, and the sums it has accumulated.
 
     Device loops stop at steps that depend only on the options, never on when a run was started
-    or stopped. Therefore a resumed run adds up the same numbers in the same order.
+    or stopped. Therefore a resumed run adds up the same values in the same order.
 
     Attributes:
         step: steps done.
-        skipped_batches: batches skipped by rollbacks, by which the data is ahead of the step.
+        skipped_batches: number of batches that rollbacks skipped, in addition to `step` batches.
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the last evaluation; None: there are none.
         best: the best value so far and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
-        epochs: numbers of the epochs.
+        epochs: indices of the epochs in `history`.
         ended: the length that the run had when a callback ended it; None: no callback did.
-        callbacks: the numbers that Keras's own callbacks remember, by callback.
-        pass_steps: the number of batches of a stream; None: unknown.
+        callbacks: the values that Keras's callbacks keep across epochs, by callback.
+        pass_steps: the number of batches of one pass over a stream; None: unknown.
         begun_at: the steps of earlier runs of the same `Trainer`, which its executor counts, too.
     """
 
@@ -76,7 +76,7 @@ class RunProgress:
 
         Args:
             step: the step, earlier or later.
-            epochs: the number of epochs before it; what is known of later ones is dropped.
+            epochs: the number of epochs before the step; the history of later ones is dropped.
         """
         self.step, self.window, self.epoch = step, None, None
         for listed in (self.epochs, *self.history.values()):
@@ -106,7 +106,7 @@ class RunProgress:
         """
         if over:
             run, other = (f"run in {workdir}", "workdir") if workdir else ("run", "Trainer")
-            done, length = f"already has {self.step:,} steps, and no more are asked for", self.step
+            done, length = f"already has {self.step:,} steps, and no more are requested", self.step
             if self.ended is not None:
                 length = self.ended
                 done = f"was ended by a callback at step {self.step} of {self.ended}"

@@ -25,8 +25,8 @@ from tftpu.training.programs import Programs
 
 logger = logging.getLogger(__name__)
 
-HOST_EVERY = 10.0  # fewest seconds between two points of goodput and telemetry
-# Seconds that a checkpoint waits for earlier lines, so that a run that resumes from it lacks none.
+HOST_EVERY = 10.0  # minimum seconds between two writes of goodput and telemetry
+# Maximum seconds that a checkpoint waits until the metrics before it are written.
 PATIENCE = 10.0
 
 _LONG = 10.0  # seconds of steps after which evaluations are unlikely to take most of the time
@@ -36,14 +36,14 @@ HyperParameter = bool | int | float | str
 
 @dataclasses.dataclass(frozen=True)
 class Evaluations:
-    """How often a run evaluates, and how long that takes, apart from the first time.
+    """The frequency and duration of a run's evaluations, to estimate the time left.
 
     Attributes:
-        step: the step of the last evaluation, or 0 at the start of a run; None: not known.
-        every: the most steps between two; 0: not known.
-        spent: the seconds of all.
+        step: the step of the last evaluation, or 0 at the start of a run; None: unknown.
+        every: the maximum number of steps between two evaluations; 0: unknown.
+        spent: the seconds of all evaluations together.
         count: the number of evaluations.
-        last: the seconds of the last; None: only the first is known, which traces and compiles.
+        last: the seconds of the last evaluation; None: unknown, because the first one compiles.
     """
 
     step: int | None
@@ -53,7 +53,7 @@ class Evaluations:
     last: float | None = None
 
     def follow(self, step: int, spent: float) -> "Evaluations":
-        """Returns what is known after another evaluation, given the seconds of all so far."""
+        """Returns the values after one more evaluation; `spent`: seconds of all evaluations."""
         every = self.every if self.step is None else max(self.every, step - self.step)
         last = spent - self.spent if self.count else None
         return Evaluations(step, every, spent, self.count + 1, last)
@@ -66,12 +66,12 @@ class Evaluations:
 
 
 class Reporter:
-    """The reporter of one call of `fit`.
+    """Writes the output of one call of `fit` to the console, to files and to other writers.
 
     Args:
         programs: the programs of the model.
         account: the account of the run's time.
-        loop: the train loop, whose model FLOPs are used.
+        loop: the train loop, which knows the model FLOPs of a step.
         global_batch_size: the number of examples per step.
         steps: the total length of the run; None: unknown.
         start: the step at which the call begins.
@@ -129,27 +129,27 @@ class Reporter:
         self._writes = workdir is not None or bool(writers)
         self._facts = Facts(
             step=start,
-            steps=steps and max(steps, start),  # a run may have more steps than are asked for
+            steps=steps and max(steps, start),  # a resumed run may already have more steps
             global_batch_size=global_batch_size,
             chips=hardware.chips,
         )
         self._state = goodput.RUNNING
-        # One task may wait, because it writes the facts that are newest when it runs.
+        # A queue of one task is enough: it writes the newest facts when it runs.
         self._accounting = Worker("goodput", 1)
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
-        # Seconds and step since which the time left is estimated: after the first device loop.
+        # Seconds and step after the first device loop, from which the pace is measured.
         self._pace: tuple[float, int] | None = None
         self._evaluates = evaluates
         spent = account.clock.sum_seconds()["evaluation"]  # by an earlier `fit` of the trainer
         self._evaluations = Evaluations(0 if start == 0 else None, spent=spent)
-        # Seconds of each part at the last point of goodput.
+        # Seconds of each part of the account when goodput was last written.
         self._seconds = self._account.clock.sum_seconds()
         self._host_at = -HOST_EVERY  # the time when goodput and telemetry were last written
         self._noted: set[str] = set()
         self._sampled: tuple[Any, ...] | None = None  # the features and labels that samples show
 
     def begin(self) -> None:
-        """Writes the facts known before the first step."""
+        """Opens the console and the writers, and writes the facts known before the first step."""
         if self._console:
             self._console.start()
         self._update_facts(self._start)
@@ -196,7 +196,7 @@ class Reporter:
             )
 
     def log(self, step: int, scalars: dict[str, float]) -> None:
-        """Writes the means since the last line, the parts of the time, and the machine's state.
+        """Writes metrics; at intervals also goodput, telemetry, and notes about problems in them.
 
         Raises:
             LockLostError: the workdir was deleted, or another run uses it.
@@ -212,7 +212,7 @@ class Reporter:
         seconds = self._account.clock.sum_seconds()
         since = {part: s - self._seconds[part] for part, s in seconds.items()}
         self._seconds = seconds
-        if self._evaluations.last is None:  # the first one compiles, the next ones do not
+        if self._evaluations.last is None:  # the first evaluation also compiles
             since["evaluation"] = 0.0
         total = self._account.sum_seconds()
         host = {f"goodput/{part}": goodput.compute_share(total, part) for part in total}
@@ -271,11 +271,11 @@ class Reporter:
         return [Background(metrics), Background(log)]
 
     def write_account(self) -> None:
-        """Lets a thread write the account with the run's state and facts."""
+        """Writes the account with the run's state and facts, in a background thread."""
         self._accounting.submit(lambda: self._account.write(self._state, self._facts))
 
     def _update_facts(self, step: int) -> None:
-        """Updates the account's facts."""
+        """Updates the facts of the account: step, speed, time left, MFU and cost."""
         clock, hardware = self._account.clock, self._engine.hardware
         now = self._measure_pace_seconds()
         eta = mfu = None
@@ -285,7 +285,7 @@ class Reporter:
             self._seconds = clock.sum_seconds()
         elif self._pace and step > self._pace[1]:
             each = (now - self._pace[0]) / (step - self._pace[1])
-            # A short run waits for its evaluations, which may take longer than its steps.
+            # In a short run, evaluations may take longer than steps: their time must be known.
             known = self._evaluations.last is not None or now - self._pace[0] > _LONG
             known = known or not self._evaluates
             if self._steps is not None and known:
@@ -339,7 +339,7 @@ class Reporter:
 
 
 def _summarize_model(model: keras.Model) -> str:
-    """Returns Keras's summary of a model; "" if there is none, which must not end a run."""
+    """Returns Keras's summary of a model; "" if Keras cannot make one."""
     text = io.StringIO()
     try:
         model.summary(print_fn=lambda line, **_: text.write(line + "\n"))

@@ -21,7 +21,7 @@ def restore(
 ) -> Restored | None:
     """Loads a checkpoint; returns None if there is none.
 
-    Several hosts load the newest checkpoint whose needed parts all of them can read.
+    Several hosts load the newest checkpoint that all of them can read.
 
     Args:
         checkpoints: the checkpoints of the run; None: it has no workdir.
@@ -32,7 +32,7 @@ def restore(
 
     Raises:
         UserError: the checkpoint belongs to another model or other frozen weights, or is damaged,
-            or this host does not see it.
+            or this host cannot see the workdir.
     """
     if checkpoints is None:
         return None
@@ -57,7 +57,7 @@ def _restore_agreed(
     hosts: Hosts,
     step: int | None,
 ) -> Restored | None:
-    """Loads the first checkpoint that every host can read, as the chief lists them."""
+    """Loads the first of the chief's candidates that every host can read."""
     candidates = checkpoints.list_candidates(step) if hosts.chief else []
     tried: list[int] = []
     for number in itertools.count():

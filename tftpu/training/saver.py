@@ -58,7 +58,7 @@ class Saver:
         return restored
 
     def reserve(self) -> None:
-        """Starts to allocate the copy in host memory, so that the first save does not wait."""
+        """Starts to allocate host memory for a copy of the state; the first save needs it."""
         if self._checkpoints is not None:
             self._checkpoints.reserve(self._base.list_saved())
 
@@ -75,8 +75,8 @@ class Saver:
 
         Args:
             step: the number of steps done.
-            state: the host's part of the state, as JSON.
-            best: the checkpoint's metric, if it is the best so far.
+            state: the state of the run except its variables, as JSON.
+            best: the metric and its value, if this checkpoint is the best so far.
             first: a function that the writing thread calls before the checkpoint becomes valid.
         """
         if self._checkpoints is None:
@@ -123,5 +123,5 @@ class Saver:
 
 
 def _read_config(workdir: str | None) -> dict[str, Any] | None:
-    """Returns the experiment of a workdir as JSON; None if it has none."""
+    """Returns the config of the experiment in a workdir, as JSON; None if there is none."""
     return side_files.read(files.join(workdir, "config.json")) if workdir else None

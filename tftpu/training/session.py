@@ -45,8 +45,8 @@ class Session:
     Args:
         programs: the programs of the model.
         loop: the loop that trains on the devices.
-        timetable: the steps at which something is due.
-        feed: the feed of the batches.
+        timetable: the steps at which logs, evaluations and checkpoints are due.
+        feed: the batches to train on.
         validation_data: the data to evaluate at the end of each epoch; None: no evaluation.
         callbacks: the Keras callbacks.
         saver: the saver of checkpoints.
@@ -95,7 +95,7 @@ class Session:
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # whether a save was due after the last device loop
-        # An earlier process already did the steps before this one.
+        # An earlier process already trained the steps before this one.
         self._repeats_until = account.reached
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
@@ -144,9 +144,9 @@ class Session:
                 self._profiler.listening(),
             ):
                 notice.loop_steps = 0
-                self._evaluate()  # a run that was asked to stop may have left out this evaluation
+                self._evaluate()  # a run that was asked to stop may have skipped this evaluation
                 if self._is_any_asking(notice) and not self.over:
-                    self._leave(notice)  # nothing was trained that could be saved
+                    self._leave(notice)  # no step was trained, so there is nothing to save
                 while not self.over:
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
@@ -210,11 +210,11 @@ class Session:
 
     @property
     def _part(self) -> str:
-        """The part of the account for the next step's time; repeated steps are not progress."""
+        """The part of the account for the next step's time: "restart" if the step is repeated."""
         return "restart" if self._step < self._repeats_until else "step"
 
     def _count(self, sums: np.ndarray, steps: int) -> None:
-        """Adds the sums of a device loop to the run's, and tells the user and the callbacks."""
+        """Adds a device loop's sums to the progress; updates the reporter and the callbacks."""
         before = self._step
         self.progress.add(sums, steps)
         self._account.count_steps(before, self._step, self._repeats_until)
@@ -231,7 +231,7 @@ class Session:
         )
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
-        """Returns whether any host was asked to stop; `stop_training` on one ends it on all.
+        """Returns whether any host was asked to stop; `stop_training` on one host ends all.
 
         The hosts also agree whether a checkpoint is due, because their clocks may differ.
         """
@@ -252,14 +252,14 @@ class Session:
         return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
 
     def _follow_pass(self, ended: bool, step: int) -> None:
-        """Takes note of the length of a stream, whose first pass ended with a given batch.
+        """Records the length of a stream's first pass, and checks the length of later passes.
 
         Args:
-            ended: whether a pass ended.
+            ended: whether a pass ended with the last batch.
             step: the number of batches so far.
 
         Raises:
-            UserError: another pass has another length, by which a resumed run could not count.
+            UserError: a later pass has another length, so a resumed run would lose its position.
         """
         known = self._timetable.pass_steps
         if known is not None and self._feed.begins_again and ended != (step % known == 0):
@@ -287,7 +287,7 @@ class Session:
     # Tasks between device loops
 
     def _log(self) -> None:
-        """Writes the means since the last line, if one is due."""
+        """Writes a line of metrics, their means since the last line, if one is due."""
         window = self.progress.window
         if window is None or not (self._timetable.is_log_due(self._step) or self.over):
             return
@@ -303,12 +303,12 @@ class Session:
 
     @property
     def _evaluation_due(self) -> bool:
-        """True if an epoch is over and its sums were not evaluated yet."""
+        """True if an epoch is over and its end has not been processed yet."""
         over = self._timetable.is_evaluation_due(self._step) or self.over
         return over and self.progress.epoch is not None
 
     def _evaluate(self) -> None:
-        """Evaluates and ends the epoch, if it is over."""
+        """Evaluates and ends the epoch if it is over; saves the best checkpoint."""
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
@@ -319,7 +319,7 @@ class Session:
         results: dict[str, float] = {}
         if self._validation_data is not None and self._timetable.is_validated(number):
             with self._reporter.doing("evaluating", "evaluation"):
-                self._reporter.write_account()  # which says that the run evaluates
+                self._reporter.write_account()  # shows that the run is evaluating
                 results = self._callbacks.run_evaluation(
                     lambda build_hooks: self._programs.evaluate(
                         self._validation_data, self._clock, self._watchdog, build_hooks
@@ -338,13 +338,13 @@ class Session:
             self._callbacks.begin_epoch(number + 1)
 
     def _finish_training(self) -> None:
-        """Lets the executor and the callbacks end the training; again, it does nothing new."""
+        """Finishes training in the executor and the callbacks; may be called more than once."""
         self._executor.finish_training()
         self._callbacks.finish()
 
     def _mark_best(self, results: dict[str, float]) -> None:
         metric = self._options.best_metric or "loss"
-        if metric not in results:  # a step of the model's own may log anything
+        if metric not in results:  # a model's own `test_step` may log anything
             if not self._options.best_metric:
                 return
             raise UserError(
@@ -356,7 +356,7 @@ class Session:
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
             return
         sign = -1.0 if smaller_is_better(metric) else 1.0
-        # An earlier start of the run may have had another metric, whose value cannot be compared.
+        # Before it was resumed, the run may have used another metric, which cannot be compared.
         if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
             self._save(now=True, best=self.progress.best)
@@ -422,7 +422,7 @@ class Session:
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
     def _find_cause(self, steps: int) -> str:
-        """Returns a possible reason for a loss that is not finite, after a loop of some steps."""
+        """Returns a possible cause of a non-finite loss in the last `steps` steps, or advice."""
         found = self._feed.describe_damage(self._programs.model, self.progress.position, steps)
         return found or _LESS
 
@@ -447,13 +447,13 @@ class Session:
             if self._resumes and self._feed.must_skip:
                 self._reporter.write_message(
                     f"The data start at their first batch: {self.progress.position:,} batches are "
-                    "drawn and thrown away."
+                    "read and thrown away."
                 )
         unset = self._options.steps_per_loop is None and self._timetable.loop_steps == 1
         if not self.over and unset and self._callbacks.watches_batches:
             self._reporter.write_message(
-                f"A callback has batch methods, so the devices return after each step, not after "
-                f"{LOOP_STEPS}. TrainConfig(steps_per_loop=N) calls them every N batches."
+                f"A callback has batch methods, so a device loop has 1 step instead of "
+                f"{LOOP_STEPS}. TrainConfig(steps_per_loop=N) calls the methods every N batches."
             )
         keras_internals.forget_initial_epoch(self._programs.model)
         self._callbacks.begin(self.progress)
@@ -463,10 +463,10 @@ class Session:
             self._profiler.start_or_stop(self._step)
 
     def _begin_at_epoch(self, epoch: int) -> None:
-        """Counts earlier epochs as done, and later ones as not, if a callback restored the model.
+        """Moves the run to the epoch from which a `BackupAndRestore` callback restored the model.
 
         Args:
-            epoch: the index of the epoch that comes next; 0: no callback restored it.
+            epoch: the index of the next epoch; 0: no callback restored the model.
 
         Raises:
             UserError: the callback undid what the workdir's checkpoint had restored.
@@ -517,7 +517,7 @@ class Session:
     # State of a run
 
     def _build_state(self) -> dict[str, Any]:
-        """Returns the host's part of the state, as JSON."""
+        """Returns the state of the run except its variables, as JSON."""
         progress = self.progress.to_json(list(self._executor.train_sums.names))
         length = self._step if self._timetable.steps is None else self._timetable.steps
         ended = {"ended": length} if self._callbacks.stopped else {}
@@ -539,7 +539,7 @@ class Session:
         return RunProgress.from_json(restored.step, restored.state, names)
 
     def _check_best_metric(self) -> None:
-        """Raises `UserError` if the evaluation will not have the metric."""
+        """Raises `UserError` if the evaluation does not compute the metric `best_metric`."""
         metric, known = self._options.best_metric, self._executor.eval_sums.result_names
         if metric and self._validation_data is None:
             raise UserError(
@@ -553,7 +553,7 @@ class Session:
 
 
 def _describe_trained(model: keras.Model) -> str:
-    """Returns a sentence about a model of which some weights are frozen."""
+    """Returns a message with the number of weights that are trained, of all weights."""
     trained, total = (
         sum(math.prod(v.shape) for v in weights)
         for weights in (model.trainable_weights, model.weights)

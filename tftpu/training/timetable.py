@@ -33,15 +33,15 @@ class Timetable:
     """The length of a run, and the steps at which its device loops stop.
 
     Attributes:
-        options: how often things are due.
-        loop_steps: the most steps of a device loop.
+        options: the options with the intervals of log lines and checkpoints.
+        loop_steps: the maximum number of steps of a device loop.
         epochs: the number of epochs; the last one may be shorter.
-        lengths: the steps of the epochs, in turn; empty: an epoch lasts until the data end.
+        lengths: the steps of the epochs, a cycle; empty: an epoch lasts until the data end.
         limit: the total length of the run; None: all of its epochs.
         first_step: the first step of the run; steps before it count as done.
         pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
-        last_alone: whether the last step of a pass is its own device loop.
-        numbered_from: the index of the first epoch, if no steps count for earlier ones.
+        last_alone: whether the last step of a pass runs in a separate device loop.
+        numbered_from: the index of the first epoch, if earlier ones count no steps.
         validation_freq: the number of epochs from one evaluation to the next, or the evaluated
             epochs, counted from 1.
     """
@@ -70,12 +70,12 @@ class Timetable:
         return self.lengths[0] if self.lengths else None
 
     def count_steps(self, epochs: int) -> int:
-        """Returns the number of steps of the first epochs."""
+        """Returns the number of steps of this many epochs, from the first on."""
         rounds, rest = divmod(epochs, len(self.lengths))
         return rounds * sum(self.lengths) + sum(self.lengths[:rest])
 
     def locate(self, step: int) -> EpochPlace:
-        """Returns the epoch of the next step, after some steps are done."""
+        """Returns the epoch of the next step, after `step` steps are done."""
         if not self.lengths:
             return EpochPlace(self.numbered_from, 0, None)
         rounds, rest = divmod(step, sum(self.lengths))
@@ -110,7 +110,7 @@ class Timetable:
         return min(stops if self.steps is None else [self.steps, *stops])
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the steps from a given step to the end of its epoch, or of its device loop."""
+        """Returns the steps left in an epoch; of unknown length: those left in a device loop."""
         epoch = self.locate(step)
         if epoch.length is None:
             return self.find_next_stop(step) - step
@@ -146,7 +146,7 @@ class Timetable:
 
         Args:
             step: the number of steps of the pass.
-            again: whether the data can begin again; without that, the run is over.
+            again: whether the data can begin again; otherwise the run is over.
         """
         if self.limit is not None:  # the length of a run by steps= does not depend on the data
             return dataclasses.replace(self, pass_steps=step)
@@ -168,13 +168,13 @@ def divide_pass(steps_per_epoch: int | None, steps: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Length:
-    """The length of a run, as the caller wrote it.
+    """The length of a run, as given to `fit`.
 
     Attributes:
-        epochs: the index of the epoch before which the run ends; None: `steps` sets the length, or
-            there is one epoch.
+        epochs: the number of epochs, including those before `initial_epoch`; None: `steps` sets the
+            length, or there is one epoch.
         steps: the total length of the run; None: `epochs` sets the length.
-        steps_per_epoch: the most steps of an epoch; None: an epoch is one pass over the data.
+        steps_per_epoch: the maximum steps of an epoch; None: an epoch is one pass over the data.
         initial_epoch: the index of the epoch with which the run begins.
         eval_every: the number of steps between two evaluations, if `steps` is given.
         validation_freq: see `Timetable`.
@@ -227,7 +227,7 @@ class Length:
 
     @property
     def by_epochs(self) -> bool:
-        """True if the data begin again with an epoch, rather than being one endless stream."""
+        """True if `epochs` sets the length of the run; otherwise the data are an endless stream."""
         return self.steps is None
 
     def build_timetable(
@@ -237,8 +237,8 @@ class Length:
 
         Args:
             options: the options of training.
-            loop_steps: the most steps of a device loop.
-            epoch: one pass over the data; None: the data are endless, or their length is unknown.
+            loop_steps: the maximum number of steps of a device loop.
+            epoch: the length of one pass; None: the data are endless, or their length is unknown.
             skips: whether the steps of epochs before `initial_epoch` count as done; otherwise the
                 data begin with that epoch.
         """

@@ -38,7 +38,7 @@ from tftpu.training.timetable import Length
 
 
 class Trainer:
-    """Trainer of a compiled Keras model, with its own loss, metrics and optimizer.
+    """Trainer of a Keras model, with the loss, metrics and optimizer that it is compiled with.
 
     With a workdir, a run that was stopped resumes from its last checkpoint.
 
@@ -48,11 +48,11 @@ class Trainer:
             None writes nothing.
         options: options of training.
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
-            in place of the model's own loss; or that and a dictionary of further values for each
-            example, which are logged. The batch is what the data set yields. Evaluation calls it
-            as well. The model is compiled with an optimizer only.
-        objectives: several loss functions, each with its own variables and optimizer, in place of
-            what the model is compiled with.
+            or a pair of that loss and a dictionary of further values for each example, which are
+            logged. The batch is what the data set yields. Evaluation calls it as well. It replaces
+            the compiled loss: the model is compiled with an optimizer only.
+        objectives: several loss functions, each with its own variables and optimizer, instead of
+            the compiled loss and optimizer.
         engine: the engine that runs the steps; None is the engine in whose scope the model was
             built.
         writers: further destinations of the metrics.
@@ -65,7 +65,7 @@ class Trainer:
     Attributes:
         model, workdir, options, engine: the arguments.
         hosts: the processes that train together.
-        checkpoints: the checkpoints of the workdir; None: it has none.
+        checkpoints: the checkpoints of the workdir; None: there is no workdir.
         account: the account of the run's time.
 
     Raises:
@@ -157,26 +157,26 @@ class Trainer:
         steps: int | None = None,
         eval_every: int | None = None,
     ) -> keras.callbacks.History:
-        """Trains, and evaluates and saves meanwhile. The arguments are those of Keras's `fit`.
+        """Trains the model, and evaluates and saves it. The arguments are those of Keras's `fit`.
 
-        Either `epochs` or `steps` says how long the run is. Both count from the beginning of the
+        Either `epochs` or `steps` sets the length of the run. Both count from the beginning of the
         run, not of the call: the same command resumes, and a larger number continues. Without a
         workdir, `epochs` count from the beginning of the call, as in Keras, once an earlier call
-        came to its end.
+        has completed.
 
         Args:
             x: arrays (NumPy, pandas, tensors, also sparse and ragged ones; nested as the model's
                 inputs); or global batches, `(x, y)` or `(x, y, sample_weight)`, as a
                 `tf.data.Dataset`, a `keras.utils.PyDataset`, a pipeline of
                 `tftpu.input_pipelines`, a generator or another iterable. If the model has a
-                `preprocessor`, as those of KerasHub, it is mapped over the data, batch by batch:
-                texts, for a language model.
+                `preprocessor`, as in KerasHub, it is applied to each batch; a language model then
+                takes texts.
             y: the labels, if `x` are arrays.
             batch_size: the number of examples per step over all devices, if `x` are arrays; None:
                 32.
-            epochs: the index of the epoch before which the run ends; None: 1, unless `steps` is
-                given. An epoch is one pass over the data, and ends with a smaller batch if the data
-                do.
+            epochs: the number of epochs of the whole run, including those before `initial_epoch`;
+                None: 1, unless `steps` is given. An epoch is one pass over the data; its last batch
+                may be smaller.
             verbose: "auto" or 1: a live line on a terminal, and lines elsewhere; 2: lines; 0:
                 nothing.
             callbacks: Keras's own or yours. Those with batch methods are called for each batch.
@@ -186,18 +186,18 @@ class Trainer:
             shuffle: whether arrays, and the batches of a `PyDataset`, have another order in each
                 epoch; it depends on the seed of the options, and a resumed run continues it.
             class_weight: the weight of each label, for a compiled loss.
-            sample_weight: the weight of each example, if `x` are arrays. A `loss_fn` gets it as the
-                third part of its batch, and must apply it itself.
+            sample_weight: the weight of each example, if `x` are arrays. A `loss_fn` gets it as
+                `batch[2]`, and must apply it itself.
             initial_epoch: the index of the epoch with which a run begins.
-            steps_per_epoch: the most steps of an epoch, which also ends with the data, as in Keras;
-                the next epoch continues the same pass. None: one pass.
+            steps_per_epoch: the maximum number of steps of an epoch, which also ends with the data,
+                as in Keras; the next epoch continues the same pass. None: one pass.
             validation_steps: number of batches to validate on; None: all.
             validation_batch_size: the batch size for validation arrays; None: `batch_size`.
-            validation_freq: epochs from one evaluation to the next, or the epochs that are
-                evaluated, from 1 on.
+            validation_freq: the number of epochs between evaluations, or a collection of the epochs
+                to evaluate after, counted from 1.
             steps: total length of the run, instead of `epochs`; the data are an endless stream.
-            eval_every: steps between two evaluations, with `steps`, which callbacks see as an
-                epoch; None: at the end only.
+            eval_every: with `steps`, the number of steps between evaluations, which is an epoch for
+                callbacks; None: evaluation at the end only.
 
         Returns:
             The history of the run, one entry per epoch, complete also for a resumed run.
@@ -365,10 +365,10 @@ class Trainer:
         )
 
     def restore_for_evaluation(self, x: Any) -> Restored | None:
-        """Loads the best checkpoint, or the newest if none is marked best; None if none.
+        """Loads the best checkpoint, or else the newest one; returns None if there is none.
 
         Args:
-            x: see `predict`, arrays or a data set; a model that is not built yet is built for it.
+            x: arrays or a data set, as for `predict`; an unbuilt model is built for their shapes.
         """
         dataset = self._prepare_data(x, name="restore_for_evaluation")
         self._programs.prepare_for_prediction(dataset)
@@ -380,11 +380,11 @@ class Trainer:
         return self.checkpoints is not None and bool(self.checkpoints.list_steps())
 
     def export_weights(self, path: str) -> None:
-        """Writes the weights that evaluation uses, which are their averages if those are kept.
+        """Writes the weights that evaluation uses: their moving averages if the run keeps them.
 
         Args:
-            path: local or `gs://`; ends in `.weights.h5` (Keras reads it) or `.safetensors` (by
-                the paths of the variables).
+            path: local or `gs://`; ends in `.weights.h5` (Keras reads it) or `.safetensors` (whose
+                keys are the paths of the variables).
 
         Raises:
             UserError: the path has another ending, nothing was trained or restored yet, or several
@@ -400,7 +400,7 @@ class Trainer:
     # Methods for one call of `fit`
 
     def _reporting_slow_start(self, verbose: int) -> contextlib.AbstractContextManager[None]:
-        """Prints what the block prepares, and for how long, as no console is open yet."""
+        """Returns a context that prints a line if its block, the preparations, takes long."""
         if not (verbose and self.hosts.chief):
             return contextlib.nullcontext()
         return slow.reporting_if_slow("Preparing the data and the train step")

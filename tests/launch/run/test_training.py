@@ -143,6 +143,6 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused_before_the_first_ste
     (tmp_path / "own.py").write_text(OWN)
     assert command_line.main(["train", "own.py", "--tpu=none"]) == 2
     said = capsys.readouterr().err
-    assert "2 classes, data.num_classes, but the model's output has 1 classes" in said
+    assert "2 classes (data.num_classes), but the model's output has 1 classes" in said
     assert "Preparing the data and the train step ..." in said
     assert command_line.main(["train", "own.py", "--tpu=none", "--config.model.classes=2"]) == 0
