@@ -104,7 +104,7 @@ UNDIVIDED = {
     ),
     "a stateful layer": (lambda: compiled(stateful()), "The layer 'memory' is stateful"),
     "nothing to train": (frozen, "has no trainable variables"),
-    "an internal metric": (lambda: compiled(OwnMetric()), "the metric 'norm' within itself"),
+    "an internal metric": (lambda: compiled(OwnMetric()), "itself updates the metric 'norm'"),
 }
 
 

@@ -13,12 +13,12 @@ SERVED = ("tensorflow", "jax")
 FLOATX = "float32"
 _ONLY_FLOAT32 = (
     ", and tftpu keeps weights in float32: set it to 'float32', and choose the precision of the "
-    "computation by train.precision or tftpu.set_precision, as 'mixed_bfloat16'."
+    "computation with train.precision or tftpu.set_precision, such as 'mixed_bfloat16'."
 )
 
 
 class OtherBackend(UserError):  # noqa: N818 (says what is there)
-    """Keras is loaded already, with another backend than the one that is needed.
+    """Raised if Keras is already imported with another backend than the one that is needed.
 
     Attributes:
         wanted: the backend that is needed.
@@ -50,7 +50,7 @@ def use(wanted: str) -> None:
         wanted: "tensorflow" or "jax".
 
     Raises:
-        OtherBackend: Keras is loaded already, with another backend.
+        OtherBackend: Keras is already imported with another backend.
     """
     check_keras()
     if read_name() == wanted:
@@ -127,8 +127,8 @@ def describe_unusable(environ: Mapping[str, str]) -> str:
     named = environ.get("KERAS_NNX_ENABLED", str(settings.get("nnx_enabled", False)))
     if named.lower() in ("true", "1"):
         return (
-            "KERAS_NNX_ENABLED, or nnx_enabled in keras.json, makes Keras's variables Flax's, and "
-            "tftpu trains Keras's own: unset it."
+            "KERAS_NNX_ENABLED, or nnx_enabled in keras.json, makes Keras use Flax's variables, "
+            "but tftpu needs Keras's: unset it."
         )
     return ""
 
@@ -145,7 +145,7 @@ def check_model(model: Any) -> None:
 
 
 def _read_installed_version() -> str:
-    from importlib import metadata  # half of the time that `import tftpu` would take
+    from importlib import metadata  # at the top, it would double the time of `import tftpu`
 
     try:
         return metadata.version("keras")

@@ -45,11 +45,11 @@ class BaseEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one shard of the global batches that `batches` would give."""
-        if isinstance(dataset, Stream):  # each of its batches has its own program
+        if isinstance(dataset, Stream):  # each batch size has its own program
             spec = dataset.spec
             return self.last_spec(spec, count_examples(spec), microbatches)
         spec = conversion.build_training(dataset, 0, class_weight).element_spec
-        # The hosts divide the batches of a pipeline before anything could fill them up.
+        # Each host reads its shard of a pipeline's batch, so padding cannot fill up the batch.
         divided = isinstance(dataset, conversion.Pipeline)
         divided = divided and not isinstance(dataset, conversion.Epochs)
         if not divided:
@@ -69,7 +69,7 @@ class BaseEngine:
         return conversion.build_padded_shard_spec(whole, self.data_shards)
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of what a step calls the model with: a shard of its batch."""
+        """Returns the spec of the batch with which a step calls the model: its shard's spec."""
         return shard_spec
 
     def whole_batches(
@@ -112,17 +112,17 @@ class BaseState:
             with static shapes, nested as the model takes them.
         options: options of the step.
         objectives: the objectives that replace the compiled loss and optimizer.
-        labelled: whether batches have labels; without them there are no groups.
+        labelled: whether batches have labels; without them `groups` is empty.
 
     Attributes:
         model: the Keras model.
         options: options of the step.
         compiled: whether the only objective is the compiled loss.
         groups: the objectives in the order of a step; a compiled loss counts as one.
-        drawn_apart: the states of the seed generators whose numbers differ by replica and
-            microbatch.
-        drawn_by_example: the states of the seed generators whose numbers depend on an example's
-            position.
+        drawn_apart: the states of the seed generators whose random numbers differ between replicas
+            and between microbatches.
+        drawn_by_example: the states of the seed generators whose random numbers depend on an
+            example's position in the global batch.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -152,7 +152,7 @@ class BaseState:
             self.groups = []
         else:
             keras_internals.build(model, symbolic)
-            # The values of metrics' states are needed, even while a step is traced.
+            # This reads the values of metrics' states, which a trace would not have.
             with self._outside_of_traces():
                 self.groups = [build_compiled_group(model)]
         with self._outside_of_traces():  # Keras makes its default generator outside of traces
@@ -188,14 +188,14 @@ class BaseState:
             suffix = f"_{group.name}" if group.name else ""
             own = {id(v) for v in group.optimizer.variables}
             groups[f"optimizer{suffix}"] = list(group.optimizer.variables)
-            # A separate group, because a run may resume in another precision.
+            # A separate group, because a run may resume in a precision without a loss scale.
             if group.scaler is not None:
                 found = [v for v in group.scaler.variables if id(v) not in own]
                 groups[f"loss_scale{suffix}"] = found
         return groups
 
     def list_leaves(self) -> dict[str, list[Leaf]]:
-        """Returns everything that a checkpoint holds, by group."""
+        """Returns all variables that a checkpoint holds, by group."""
         raise NotImplementedError
 
     def has_diverged(self, layout: TrainSums, sums: np.ndarray) -> bool:
@@ -243,14 +243,14 @@ class BaseExecutor:
         return self.training(shard_spec).bare(batch)
 
     def begin_epoch(self) -> None:
-        """Does nothing, because sums over different steps are apart."""
+        """Does nothing, because each device loop returns separate sums."""
 
     def finish_epoch(self, sums: np.ndarray) -> np.ndarray:
-        """Returns the sums of a whole epoch, which are those of its steps."""
+        """Returns the sums unchanged: the sums of an epoch's steps are those of the epoch."""
         return sums
 
     def finish_training(self) -> None:
-        """Does nothing, because a step leaves nothing undone."""
+        """Does nothing, because a run has no work after its last step."""
 
     def check_evaluation(self, batch_spec: Nest, dataset: Any) -> None:
         """Traces an evaluation, so that an error appears before training starts."""

@@ -1,4 +1,4 @@
-"""Models and data that cannot be trained as they are, rejected before training with the reason."""
+"""Rejects models and data that cannot be trained, with the reason, before training starts."""
 
 import inspect
 import warnings
@@ -29,7 +29,7 @@ _OWN = (
 def refuse_model(
     model: keras.Model, objectives: Sequence[Objective] = (), labelled: bool = True
 ) -> None:
-    """Raises `UserError` for a model that the exact step cannot train.
+    """Raises `UserError` for a model that the engine's step, which divides a batch, cannot train.
 
     Args:
         model: the model.
@@ -62,27 +62,27 @@ def refuse_model(
     _refuse_stateful(model, OwnStepsNeeded)
     tracked = keras_internals.list_tracked_metrics(model)
     if tracked:
-        raise OwnStepsNeeded(f"The model updates the metric {tracked[0].name!r} within itself.")
+        raise OwnStepsNeeded(f"The model itself updates the metric {tracked[0].name!r}.")
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         _refuse_optimizer(getattr(optimizer, "inner_optimizer", optimizer), OwnStepsNeeded)
 
 
 def find_own_method(model: keras.Model) -> str | None:
-    """Returns the first method of Keras's steps that a model overrides."""
+    """Returns the first overridden method of a model that only Keras's own steps call, or None."""
     return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
 def explain_one_device(model: keras.Model) -> str:
-    """Returns why replicas that all have the whole batch cannot train a model; "" if they can."""
-    if find_own_method(model):  # it may draw other numbers on each replica
+    """Returns why replicas that each compute the whole batch cannot train a model, or ""."""
+    if find_own_method(model):  # its random numbers may differ between replicas
         return "the step is written for one"
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if optimizer is not None and (
         optimizer.gradient_accumulation_steps or optimizer.ema_overwrite_frequency
     ):
-        return "several cannot agree on what an optimizer does in some steps only"
+        return "the optimizer's gradient accumulation or EMA overwriting does not work on several"
     return ""
 
 
@@ -104,7 +104,7 @@ def refuse_updates(
     """Raises `UserError` if a forward pass changes variables that the step does not keep.
 
     Args:
-        updated: the variables that the pass changes, except the states of compiled metrics.
+        updated: the variables that the forward pass changes.
         model: the model.
         statistics, seeds: the variables that the step keeps besides the trained ones.
     """
@@ -141,7 +141,7 @@ def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None
 
     Args:
         changed: the variables that the layers update.
-        disagreeing: the parts of a batch whose updates would differ, in words.
+        disagreeing: the plural noun for what would update them differently, such as "replicas".
     """
     for variable in changed:
         if not keras.backend.is_float_dtype(variable.dtype):
@@ -155,7 +155,7 @@ def refuse_outside(changed: Sequence[str]) -> None:
     """Raises `UserError` for a variable outside of the model that a loss or a layer changes.
 
     Args:
-        changed: all the variables that are changed, in words.
+        changed: a description of each variable outside of the model that is changed.
     """
     if changed:
         raise UserError(
@@ -176,7 +176,7 @@ def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compil
         compiled: whether the only objective is the compiled loss.
 
     Raises:
-        OwnStepsNeeded: it is the compiled loss; as in Keras, its steps change nothing.
+        OwnStepsNeeded: the objective is the compiled loss; Keras's own steps then change nothing.
     """
     if not all(group.variables for group in groups):
         error = OwnStepsNeeded if compiled else UserError
@@ -223,7 +223,7 @@ def warn_of_means(group: "ParameterGroup", computed: Computed) -> None:
 
 
 def warn_of_batch_statistics(model: keras.Model) -> bool:
-    """Warns of layers that normalise over a part of a batch; returns whether there are any."""
+    """Warns of layers that normalize over a part of a batch; returns whether there are any."""
     normalised = [
         layer.name
         for layer in keras_internals.list_layers(model)
@@ -244,7 +244,7 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
 
 
 def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[Tensor]) -> None:
-    """Raises `UserError` for a metric whose states are not sums over examples.
+    """Raises `OwnStepsNeeded` for a metric whose states are not sums over examples.
 
     Args:
         names: the names of the metric's states.
@@ -277,7 +277,7 @@ def _refuse_lookups(model: keras.Model) -> None:
 
 
 def _refuse_tensorflow_variables(model: keras.Model, functions: Sequence[Any]) -> None:
-    """Raises `UserError` if a model or functions use a `tf.Variable`, which JAX does not follow."""
+    """Raises `UserError` if a model or functions use a `tf.Variable`, which JAX cannot trace."""
     methods = [getattr(type(model), name, None) for name in ("call", "compute_loss", *_OWN)]
     found = dict(vars(model))
     for function in [*functions, *methods]:
@@ -294,13 +294,13 @@ def _refuse_tensorflow_variables(model: keras.Model, functions: Sequence[Any]) -
 
 
 def _refuse_compiled_parts(model: keras.Model) -> None:
-    """Raises `UserError` if `compile` was given a loss or metrics beside a loss function.
+    """Raises `UserError` if `compile` was given a loss or metrics in addition to a `loss_fn`.
 
-    Defaults that `compile` fills in itself do not count, such as those of KerasHub's tasks.
+    Defaults that `compile` fills in itself are allowed, such as those of KerasHub's tasks.
     """
     arguments = keras_internals.compile_arguments(model)
     parameters = inspect.signature(type(model).compile).parameters.values()
-    # Arguments with a text as default, for example box_loss="auto".
+    # Arguments whose default is a string, for example box_loss="auto".
     own = [p.name for p in parameters if isinstance(p.default, str)]
     given = [
         kind
@@ -336,7 +336,7 @@ def _refuse_optimizer(optimizer: Any, error: type[UserError]) -> None:
 
 
 def refuse_spec(spec: Any) -> None:
-    """Raises `UserError` for data that no TPU can take: strings, ragged or dynamic shapes."""
+    """Raises `UserError` for data that XLA cannot use: strings, ragged tensors, dynamic shapes."""
     if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string:
         is_text = isinstance(spec, tf.TensorSpec)
         kind = "string tensor" if is_text else type(spec).__name__

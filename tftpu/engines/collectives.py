@@ -23,9 +23,9 @@ def gathering() -> Iterator[list[Tensor]]:
 
 
 def all_gather(x: Tensor) -> Tensor:
-    """Gathers a tensor of each example over all replicas, in the order of the global batch.
+    """Gathers a per-example tensor from all replicas, in the order of the global batch.
 
-    A loss over pairs of examples that uses it has the same value on any number of devices.
+    A loss over pairs of examples then has the same value on any number of devices.
     Gradients flow back to the replica that each example came from. On one device, and outside of
     training and evaluation, it returns its argument.
 
@@ -36,7 +36,7 @@ def all_gather(x: Tensor) -> Tensor:
         (examples of the global batch, ...), of the same dtype.
 
     Raises:
-        UserError: the step uses microbatches, which are computed one after the other.
+        UserError: the step has several microbatches, which are computed one after the other.
 
     Example:
 

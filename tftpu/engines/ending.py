@@ -1,4 +1,4 @@
-"""Ends the iterators of data sets before the interpreter ends, and then the interpreter soon."""
+"""Ends data set iterators at exit, so that the interpreter neither hangs nor ends slowly."""
 
 import atexit
 import contextlib
@@ -15,10 +15,10 @@ _KINDS = (tf.data.Iterator, OwnedMultiDeviceIterator)
 def end_iterators_at_exit() -> None:
     """Registers a function that ends all open data set iterators at exit.
 
-    The interpreter then looks for garbage once, not after each step of its end: among all objects
-    of TensorFlow that takes three to five seconds.
+    It also makes the interpreter collect garbage only once at its exit, rather than several times:
+    with TensorFlow's objects, that takes three to five seconds.
 
-    An error keeps its frames alive, and with them an iterator, until the interpreter is gone. By
+    After an error, its frames may keep an iterator alive until the interpreter has shut down. By
     then the iterator's threads cannot run Python code, such as a user's generator, and TensorFlow
     would wait for them forever.
     """

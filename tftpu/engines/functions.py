@@ -1,4 +1,4 @@
-"""Compiled functions of a model outside of training."""
+"""Compiles functions that use a model outside of training, for its devices."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ import keras
 
 
 class Compile(Protocol):
-    """Compiles a function as `compile_function` does, for a certain model."""
+    """The type of `compile_function` bound to a model."""
 
     def __call__(
         self, function: Callable[..., Any], replaces_state: bool = False

@@ -11,7 +11,7 @@ from tftpu.storage.regions import Region
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """One variable of a checkpoint: the parts of it that this process's devices hold.
+    """One variable of a checkpoint: the regions of it that this process's devices hold.
 
     Attributes:
         name: path of the variable.

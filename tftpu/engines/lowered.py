@@ -52,8 +52,8 @@ class LoweredStep:
             `partitioned`, StableHLO text of all devices together, with shardings.
         partitioned: whether the compiler divides the program between the devices.
         forward: HLO text of the forward pass over one microbatch, in inference mode.
-        model_flops: FLOPs that the model needs for a device's part of a step, independent of the
-            compiled program: `tftpu.engines.origins`.
+        model_flops: FLOPs that the model needs for a device's shard in a step, independent of the
+            compiled program; see `tftpu.engines.origins`.
         arguments: name of each program parameter: "batch", or the path of a variable.
         layers: class name of every Keras layer, nested ones included, by layer name.
         numbered: whether the scope of a layer is its name with a number.
@@ -85,7 +85,7 @@ class LoweredStep:
 
 
 class BuiltStep(Protocol):
-    """A train step whose model is built, and which is not lowered yet.
+    """A train step that is not lowered yet, with its built model.
 
     Attributes:
         state_bytes: the bytes that a device holds for any batch.
@@ -98,7 +98,7 @@ class BuiltStep(Protocol):
     model: "keras.Model"
 
     def count_flops(self) -> int:
-        """Returns the model FLOPs of a device's part of a step."""
+        """Returns the FLOPs that the model needs for a device's shard in a step."""
         ...
 
     def lower(self) -> LoweredStep:
@@ -139,7 +139,7 @@ class Lowering(Protocol):
         ...
 
     def build_model(self, model_fn: ModelFn, precision: str) -> "keras.Model":
-        """Builds a model under a dtype policy, with variables without values if they are large."""
+        """Builds a model under a dtype policy; its large variables get no values."""
         ...
 
     def build(
@@ -159,8 +159,8 @@ class Lowering(Protocol):
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
             options: options of the trainer.
-            objectives: returns the objectives of a model; None: it is compiled with its loss. A
-                step in which all are due is lowered.
+            objectives: returns the objectives of a model; None: the model is compiled with its
+                loss. The step is one in which all objectives are due.
 
         Raises:
             UserError: the model cannot be trained as it is.

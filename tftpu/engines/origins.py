@@ -21,7 +21,7 @@ def merge_origins(origins: Iterable[Origin]) -> Origin:
 
 
 def stopped(origin: Origin) -> Origin:
-    """Returns the origin of a value through which no gradient flows."""
+    """Returns the origin of a value after `stop_gradient`, which makes its variables fixed."""
     held = origin & ~Origin.TRAINED
     return held | Origin.FIXED if Origin.TRAINED in origin else held
 
@@ -30,7 +30,7 @@ def count_passes(left: Origin, right: Origin) -> int:
     """Returns how often a step computes a product of this size for one forward product.
 
     The gradient of one operand is a product with the other operand. It is needed if the operand
-    depends on a trained variable. Data count as if they did, which gives 6 x parameters x tokens
+    depends on a trained variable. Data count as if trained, which gives 6 x parameters x tokens
     for a fully trained transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). A frozen
     layer without a trained layer before it counts once. A product with constants, such as an
     interpolation, does not count.

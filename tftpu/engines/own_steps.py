@@ -1,9 +1,9 @@
 """A model's own steps: `train_step`, `test_step` and `predict_step`, each for a whole batch.
 
-The engines' exact step divides a batch among devices, and adds up losses and metrics over its
-parts. Some models do not allow that: those with their own `train_step`, with metrics that they
-update themselves, or with losses that are not means over examples. Their own steps run instead, as
-under Keras's `fit`: on one device, in one program over all devices of a mesh, or on each of several
+An engine's step divides a batch among devices, and adds up losses and metrics over the shards.
+Some models do not allow that: those with their own `train_step`, with metrics that they update
+themselves, or with losses that are not means over examples. Their own steps run instead, as under
+Keras's `fit`: on one device, in one program over all devices of a mesh, or on each of several
 replicas with the whole batch.
 """
 
@@ -27,7 +27,7 @@ from tftpu.tensors import Nest, ops
 
 
 class Logs(dict[str, float]):
-    """The logs of an own step, which are means since the beginning of an epoch.
+    """The logs of a model's own step, which are means since the beginning of an epoch.
 
     The sum of the logs of two device loops is therefore the later one.
     """
@@ -41,11 +41,11 @@ class Logs(dict[str, float]):
 
 
 class LogsLayout:
-    """Reads the logs of own steps, as `tftpu.engines.objectives.sums` reads sums.
+    """The `TrainSumsLayout` of a model's own steps, which return logs instead of sums.
 
     Attributes:
-        names: the names of what is summed up, which is nothing.
-        result_names: None, because only a step tells the names of its logs.
+        names: empty, because nothing is summed up.
+        result_names: None, because the names of the logs are unknown before the first step.
     """
 
     names: Sequence[str] = ()
@@ -56,11 +56,11 @@ class LogsLayout:
         return dict(sums)
 
     def scale(self, sums: Logs, weight: float) -> Logs:
-        """Returns the logs, because each batch already has its own weight in them."""
+        """Returns the logs unchanged, because Keras already weights batches by their size."""
         return sums
 
     def read_gradients(self, sums: Logs) -> dict[str, float]:
-        """Returns nothing, because the step does not give its gradients away."""
+        """Returns {}, because a model's own step does not return its gradients."""
         return {}
 
     def compute_loss(self, sums: Logs) -> float:
@@ -69,13 +69,13 @@ class LogsLayout:
 
 
 def count_execution_steps(model: Any) -> int:
-    """Returns the number of batches of an execution, between two calls of batch methods."""
+    """Returns a model's `steps_per_execution`, the batches between two calls of batch methods."""
     given = model.steps_per_execution
     return given if isinstance(given, int) else 1  # "auto"
 
 
 def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
-    """Raises `UserError` for options that only the exact step can follow.
+    """Raises `UserError` for options that a model's own steps do not support.
 
     Args:
         options: the options of training.
@@ -92,11 +92,14 @@ def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
     for name, advice in instead.items():
         value = getattr(options, name)
         if value != getattr(default, name):
-            raise UserError(f"{reason} {name}={value} needs that, too: {advice}.")
+            raise UserError(
+                f"{reason} So the model's own steps run, which do not support {name}={value}: "
+                f"{advice}."
+            )
 
 
 def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
-    """Returns the variables of a built model and of what it holds, by group of a checkpoint."""
+    """Returns the variables of a model, its metrics and optimizers, by group of a checkpoint."""
     seeds = keras_internals.list_seed_states(model)
     groups = {
         "seeds": seeds,
@@ -112,7 +115,7 @@ def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
 
 
 def list_held(model: keras.Model, kind: type) -> list[Any]:
-    """Returns the objects of a kind that a model holds, directly or in lists and dictionaries."""
+    """Returns the objects of a class in a model's attributes, also in lists and dictionaries."""
     found: dict[int, Any] = {}
 
     def visit(value: Any) -> None:
@@ -127,7 +130,7 @@ def list_held(model: keras.Model, kind: type) -> list[Any]:
 
 
 class OwnStepsExecutor:
-    """The part of `tftpu.engines.engine.Executor` that both engines share for own steps.
+    """The part of `Executor` that both engines share for a model's own steps.
 
     Args:
         model: the compiled and built model.
@@ -192,11 +195,11 @@ class OwnStepsExecutor:
         return self.finish_epoch(to_logs(logs))
 
     def _test_group(self, group: list[Nest]) -> Any:
-        """Returns the logs after the test steps of an execution."""
+        """Runs the test steps of one execution; returns the logs after them."""
         raise NotImplementedError
 
     def iterate_groups(self, dataset: Any) -> Iterator[tuple[int, list[Nest]]]:
-        """Yields the batches of each execution over a finite data set, with the first's number."""
+        """Yields, for each execution, the number of its first batch and a list of its batches."""
         if isinstance(dataset, Stream):
             return group_batches(dataset.iterate(), count_execution_steps(self.model))
         batches = conversion.build_whole_evaluation(dataset)
@@ -207,7 +210,7 @@ class OwnStepsExecutor:
         raise NotImplementedError
 
     def begin_epoch(self) -> None:
-        """Starts the running means of the logs again."""
+        """Resets the running means of the logs."""
         self.model.reset_metrics()
 
     def finish_epoch(self, sums: Logs) -> Logs:
@@ -215,7 +218,7 @@ class OwnStepsExecutor:
         return to_logs(keras_internals.select_metric_results(self.model, sums))
 
     def finish_training(self) -> None:
-        """Overwrites the weights by their averages, if the optimizer is to do so at the end."""
+        """Overwrites the weights with their averages, if the optimizer has use_ema=True."""
         if self._optimizer is not None:
             self._optimizer.finalize_variable_values(self.model.trainable_variables)
 
@@ -223,21 +226,21 @@ class OwnStepsExecutor:
         """Does nothing, because no batch is divided."""
 
     def check_evaluation(self, batch_spec: Any, dataset: Any) -> None:
-        """Does nothing, because the step itself finds mistakes."""
+        """Does nothing, because Keras finds mistakes in the first step."""
 
     def averaged_weights(self) -> dict[str, Any]:
-        """Returns nothing: an optimizer's averages are its own."""
+        """Returns {}, because only the optimizer keeps averages."""
         return {}
 
 
 class OwnTrainLoop:
-    """See `tftpu.engines.engine.TrainLoop`.
+    """The `TrainLoop` of a model's own steps.
 
     Args:
         executor: the executor, which runs the steps.
 
     Attributes:
-        model_flops: None, because an own step may compute anything.
+        model_flops: None, because a model's own step may compute anything.
     """
 
     model_flops: int | None = None
@@ -261,12 +264,12 @@ class OwnTrainLoop:
         return self.run(batches, steps)
 
     def diverged(self, sums: Logs) -> bool:
-        """Returns whether the loss is no longer finite."""
+        """Returns whether the loss in the logs is no longer finite."""
         return not np.isfinite(sums.get("loss", 0.0))
 
 
 def to_logs(given: Any) -> Logs:
-    """Returns what a step returned as logs of numbers."""
+    """Converts the dictionary that a model's own step returned to logs of floats."""
     if not isinstance(given, dict):
         raise UserError(
             f"The model's own step returns a {type(given).__name__}: it must return a dictionary "

@@ -1,4 +1,4 @@
-"""The choice of an engine."""
+"""Chooses the engine for the hardware, a cluster or a model."""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -37,22 +37,22 @@ def connect(
     TPU slice.
 
     Args:
-        tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
-            machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
+        tpu: "auto": a TPU if there is one, otherwise all GPUs, otherwise the CPU. "local": the TPU
+            of this machine (TPU VM, Colab, Kaggle). "none": no TPU. Another text names a TPU.
         virtual_devices: number of devices that the CPU is split into, so that a machine without
             accelerators can run programs for several devices. On the JAX engine, this splits the
             CPU of each host.
         engine: "tensorflow": every device holds the whole model, and they share the batch. "jax":
             one program over a mesh, which can also divide the model. "auto": jax if there is a
-            mesh, if Keras's backend is JAX, or if only JAX can use the TPU; else tensorflow.
+            mesh, if Keras's backend is JAX, or if only JAX can use the TPU; otherwise tensorflow.
         mesh: for the JAX engine, axes and sizes, such as "fsdp:8" or "data:2,fsdp:-1", where -1
             takes the devices that are left. Devices along "data" and "fsdp" divide the batch;
             devices along "fsdp" and "tensor" divide the model. None: "data:-1".
         compiler_options: for the JAX engine, options of XLA for the train step, such as
-            "xla_tpu_scoped_vmem_limit_kib=65536". "auto": those that preflight counts on for the
+            "xla_tpu_scoped_vmem_limit_kib=65536". "auto": those that preflight assumes for the
             TPU's generation; none on other hardware.
-        host_timeout: for the JAX engine on several hosts: a host that shows no sign of life for so
-            many seconds is lost, and the others end.
+        host_timeout: for the JAX engine on several hosts: the seconds without a heartbeat after
+            which a host counts as lost, and the others end.
 
     Raises:
         UserError: a requested TPU is not available (the CPU never replaces it silently), the engine
@@ -80,7 +80,7 @@ def connect(
 
 
 def find_task(wanted: ClusterConfig) -> Task:
-    """Returns the place of this process among those that train together, without connecting.
+    """Returns the index of this process and the number of processes, without connecting them.
 
     Args:
         wanted: the cluster; call `choose_backend` for it first.
@@ -137,8 +137,8 @@ def check_generation(engine: str, generation: Generation | None) -> None:
     """
     if engine == "tensorflow" and generation and not generation.supports_tensorflow:
         raise UserError(
-            f"TensorFlow does not support {generation.name}: use the JAX engine, by "
-            "--config.cluster.engine=jax, or by engine='jax' in Python."
+            f"TensorFlow does not support {generation.name}: use the JAX engine, with "
+            "--config.cluster.engine=jax, or with engine='jax' in Python."
         )
 
 

@@ -52,7 +52,7 @@ class Outputs(NamedTuple):
     Attributes:
         y_pred: the predictions.
         factors: the factors of the logits, (batch, time, width) and (vocabulary, width); None if
-            the predictions are no such product.
+            the predictions are not such a product.
     """
 
     y_pred: Nest
@@ -60,7 +60,7 @@ class Outputs(NamedTuple):
 
 
 class CompiledLosses:
-    """See `tftpu.engines.objectives.losses.Losses`.
+    """The `Losses` of a model that is compiled with its loss and metrics.
 
     The `reduction` of a loss determines its divisor over the global batch: the number of unmasked
     elements for "sum_over_batch_size" and "mean", the sum of their weights for
@@ -74,7 +74,8 @@ class CompiledLosses:
         metric_variables: the states of the metrics.
 
     Raises:
-        UserError: a loss has no reduction, or a metric cannot be added up over replicas.
+        UserError: a loss has no reduction.
+        OwnStepsNeeded: the states of a metric cannot be added up over replicas.
     """
 
     def __init__(self, model: keras.Model):
@@ -88,7 +89,7 @@ class CompiledLosses:
             for bound in self._metrics
         )
         self.metric_variables = [v for m in self._metrics for v in m.metric.variables]
-        # Keras logs the single losses of a model that has several.
+        # Keras logs each loss separately if a model has several.
         logged = {t.name: f"{t.name}_loss" for t in self._losses if len(self._losses) > 1}
         self.terms = [
             Term(found.name, found.loss.reduction, found.weight, logged.get(found.name))
@@ -126,7 +127,7 @@ class CompiledLosses:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         outputs = call(self._model, x, training)
         added = own()
-        # Preflight reads the purpose of an instruction from these scopes.
+        # Preflight reads from these scopes which part of the step an instruction belongs to.
         with keras.name_scope("loss"):
             elements = self._compute_elements(outputs, y, weight, valid)
         with keras.name_scope("metrics"):
@@ -158,7 +159,7 @@ class CompiledLosses:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
         size = count_examples(x)
         y_pred = keras.tree.map_structure(lambda s: ops.zeros((size, *s.shape), s.dtype), output)
-        with keras.StatelessScope():  # Keras would count the losses of the outputs meanwhile
+        with keras.StatelessScope():  # drops the updates of Keras's running means of the losses
             return self._compute_elements(Outputs(y_pred, None), y, weight, valid)
 
     def _compute_elements(
@@ -185,10 +186,10 @@ class CompiledLosses:
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
             valid: see `compute`.
-            chunked: as in `Elements`: metrics of what it has do not read `y_pred`.
+            chunked: see `Elements`; metrics whose values it contains do not read `y_pred`.
 
         Returns:
-            Whether padding could be left out of all of them.
+            Whether padding is left out of all metrics.
         """
         divides = True
         if not self._metrics:
@@ -228,7 +229,7 @@ class CompiledLosses:
 
 
 def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor | None:
-    """Returns what a metric is the mean of, if the loss has computed that in chunks."""
+    """Returns the values of a mean metric if the loss computed them in chunks; otherwise None."""
     if chunked is None:
         return None
     if type(metric) is keras.metrics.SparseCategoricalAccuracy:
@@ -241,9 +242,9 @@ def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
-    """Returns whether `reset_state` sets all states of a metric to zero; it has done so then."""
-    # Copies: TensorFlow's tensor of a variable changes with it. Preflight traces the creation of a
-    # model, so these have no values there.
+    """Returns whether `reset_state` sets all states of a metric to zero; leaves them so if yes."""
+    # Copies, because TensorFlow's tensor of a variable changes with the variable. They may be
+    # symbolic, because preflight traces the creation of a model.
     before = [ops.copy(v) for v in metric.variables]
     for variable in metric.variables:
         variable.assign(ops.ones(variable.shape, variable.dtype))
@@ -325,14 +326,14 @@ def _compute_in_chunks(
     weight: Tensor | None,
     known: Tensor,
 ) -> tuple[Tensor | None, chunks.Chunked]:
-    """Returns the weighted sum, where it has the gradient in place of its summands, and these.
+    """Returns the weighted sum if gradients flow through it (otherwise None), and the values.
 
     Args:
         loss: the loss.
         factors: the factors of the logits.
         labels: the classes, (batch, time).
-        weight: the weight of each; None: all are 1.
-        known: 1.0 where a label is a class, else NaN.
+        weight: the weight of each label, (batch, time); None: all are 1.
+        known: 1.0 where a label is a class, otherwise NaN.
     """
     rows, smoothing = find_division().rows, getattr(loss, "smoothing", 0.0)
     if not chunks.takes_tokens(rows, factors[0], factors[1].shape[0]):
@@ -342,7 +343,7 @@ def _compute_in_chunks(
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
-    """Returns whether `chunked_crossentropy` computes a loss, of logits that are worth it."""
+    """Returns whether `chunked_crossentropy` can compute a loss, and the logits are wide enough."""
     ranks = len(y.shape), len(y_pred.shape)
     if y_pred.shape[-1] <= chunks.CHUNK or ranks[0] == ranks[1]:
         return False
@@ -352,7 +353,7 @@ def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
 
 
 def takes_class_ids(loss: keras.losses.Loss, label_rank: int, output_rank: int) -> bool:
-    """Returns whether the labels of a loss can only be the numbers of classes.
+    """Returns whether the labels of a loss must be indices of classes.
 
     Args:
         loss: a loss of a model. A loss with its own `call` may read any labels.
@@ -408,7 +409,7 @@ def _call_loss(
 
 
 def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
-    """Returns the present weight of a loss if the weight is a variable."""
+    """Returns the current weight of a loss if it is a variable; otherwise None."""
     if not isinstance(term.weight, keras.Variable):
         return None
     return ops.cast(term.weight.value, "float32")

@@ -1,8 +1,8 @@
 """The pure forward pass of one microbatch: outputs, losses, statistics and metrics.
 
 It runs in a `keras.StatelessScope`, which takes the values of variables as tensors and returns
-their updates as tensors. So microbatches can start from the same batch statistics, and random
-layers can draw different numbers on every replica.
+their updates as tensors. Microbatches can therefore start from the same batch statistics, and
+random layers can draw different numbers on every replica.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ from tftpu.tensors import Nest, Tensor, ops
 
 
 class Values(NamedTuple):
-    """Values for the variables of a forward pass; None keeps the present values of a group.
+    """Values for the variables of a forward pass; None keeps the current values of a group.
 
     Attributes:
         trainable: the values of the model's trainable weights.
@@ -41,7 +41,7 @@ class Forward(NamedTuple):
         statistics: the new moving statistics; None where the pass did not change them.
         metrics: the new states of the metrics.
         updated: the variables that the pass changed.
-        read: the variables that the pass read without a given value.
+        read: the variables that the pass read and that have no value in `Values`.
     """
 
     computed: Computed
@@ -72,7 +72,7 @@ class Variables(Protocol):
 
 
 class ForwardPass:
-    """The forward pass of a model with one kind of losses.
+    """The forward pass of a model with the losses of one objective.
 
     Args:
         state: the variables.
@@ -125,7 +125,7 @@ class ForwardPass:
 
         Args:
             batch: see `run`.
-            values: the values of the variables; None: their present values.
+            values: the values of the variables; None: their current values.
         """
         blocks = running_blocks(self._model, "none", self._state.options.scan)
         with self._build_scope(values or Values(self._state.read_trained_values())), blocks:
@@ -139,7 +139,7 @@ class ForwardPass:
         """Returns a scope in which the variables have the given values."""
         groups = (
             (self.statistics, values.statistics),
-            # A gradient may watch these values.
+            # Gradients may be computed with respect to these values.
             (self._model.trainable_variables, values.trainable),
             (self._state.seed_states, values.seeds),
             (self.losses.metric_variables, values.metrics),

@@ -46,7 +46,7 @@ class Term(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The present value of the weight."""
+        """The current value of the weight."""
         return float(ops.convert_to_numpy(self.weight))
 
 
@@ -61,7 +61,7 @@ class Elements(NamedTuple):
         factor: the value of the term's weight if that is a variable, (); None: not a variable.
         whole: whether values of shape () are those of the whole global batch.
         chunked: results for the tokens if the logits were computed in chunks, else None.
-        total: the sum of the values times their weights, if it has a gradient in their place.
+        total: the weighted sum of the values, if gradients flow through it, not through `values`.
     """
 
     values: Tensor
@@ -126,7 +126,7 @@ class Losses(Protocol):
         ...
 
     def compute_outputs(self, batch: Nest) -> Nest:
-        """Returns what the forward pass alone computes, as in evaluation."""
+        """Returns the results of the forward pass alone, as in evaluation."""
         ...
 
     def compute_metric_results(self) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class Losses(Protocol):
 def compute_shard_divisor(
     term: Term, elements: Elements, shards: int, microbatches: int = 1
 ) -> Any:
-    """Returns what the elements of one shard add to the global divisor of a term.
+    """Returns a shard's or a microbatch's summand of the global divisor of a term.
 
     It is a Python float if it does not depend on the data, so that the usual case needs no
     communication before the backward pass; otherwise it is a scalar tensor.
@@ -145,8 +145,8 @@ def compute_shard_divisor(
     Args:
         term: the term.
         elements: the elements of one shard, or of one microbatch.
-        shards: number of parts that add up to the global divisor.
-        microbatches: the number of parts in which an element that is one number occurs.
+        shards: number of summands of the global divisor.
+        microbatches: the result for a loss that is one number per microbatch: their number.
     """
     if elements.is_scalar:
         return float(microbatches)
@@ -169,13 +169,13 @@ def sum_weighted(elements: Elements) -> Tensor:
 def sum_losses(
     terms: Sequence[Term], computed: Computed, divisors: Sequence[Any], parts: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns a microbatch's part of the loss, and of each of its terms.
+    """Returns a microbatch's summand of the global loss, (), and of each of its terms.
 
     Args:
         terms: the terms of the loss.
         computed: the losses of the microbatch.
         divisors: the global divisor of each term.
-        parts: the number of parts of the global batch that are computed separately.
+        parts: the number of microbatches in all shards of the global batch.
     """
     values = [
         ops.divide_no_nan(sum_weighted(elements), divisor)
@@ -193,7 +193,7 @@ def sum_losses(
 def sum_and_count(
     term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns what a shard of an evaluated batch adds to the sum and divisor of a term.
+    """Returns a shard's summands, in an evaluation, of the sum and the divisor of a term.
 
     Args:
         term: the term.

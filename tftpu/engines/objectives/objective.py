@@ -1,4 +1,4 @@
-"""`Objective`: a loss function with the variables and the optimizer that follow it."""
+"""`Objective`: a loss function with the variables that it trains and their optimizer."""
 
 import dataclasses
 import inspect
@@ -18,29 +18,29 @@ LossFunction = Callable[[Any, Nest, bool], Tensor | tuple[Tensor, dict[str, Tens
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A loss function with the variables and the optimizer that follow it.
+    """A loss function with the variables that it trains and their optimizer.
 
     A step of `Trainer(model, objectives=[...])` runs the objectives in order. Each sees the updates
-    of earlier objectives, unless it is `simultaneous`. An optimizer that several share counts an
-    iteration for each.
+    of earlier objectives, unless it is `simultaneous`. An optimizer that several objectives
+    share counts one iteration for each.
 
     Args:
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
             and optionally a dictionary of further values for each example that are logged.
-        variables: the variables that follow the loss: a layer, whose trainable variables are
-            meant, a list of layers, built or not, or a list of variables. None: all of the model.
+        variables: the variables that the loss trains: a layer (its trainable variables), a list of
+            layers, built or not, or a list of variables. None: all of the model.
         optimizer: a Keras optimizer or its name, with its own clipping and loss scale.
         every: the number of steps from one update to the next; the first update is at the first
             step.
         name: the name in logs and checkpoints; "" takes that of `loss_fn`.
         simultaneous: whether the gradients are those at the beginning of the step, before the
             updates of earlier objectives.
-        regularize: whether `model.losses` are added, which are the regularizers of weights and
-            what layers add by `add_loss`. False is for a step that leaves them out.
+        regularize: whether `model.losses` are added to the loss: the regularizers of weights, and
+            losses that layers add with `add_loss`.
 
     Raises:
-        UserError: `loss_fn` cannot be called, `every` is not positive, or the name has other than
-            letters, digits and underscores.
+        UserError: `loss_fn` cannot be called, `every` is not positive, or the name contains
+            characters other than letters, digits and underscores.
 
     Example:
 
@@ -94,7 +94,7 @@ def list_objectives(
         objectives: several objectives.
 
     Raises:
-        UserError: both are given, two objectives have one name, or there is no optimizer.
+        UserError: both are given, two objectives have the same name, or there is no optimizer.
     """
     if loss_fn is not None and objectives:
         raise UserError("Trainer takes either loss_fn or objectives, not both.")
@@ -157,7 +157,7 @@ def _refuse_other_variables(variables: Any) -> None:
 
 
 def _refuse_other_optimizer(optimizer: Any) -> None:
-    """Raises `UserError` unless an optimizer is one of Keras, or the name of one."""
+    """Raises `UserError` unless an optimizer is a Keras optimizer, or the name of one."""
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return
     try:

@@ -16,7 +16,7 @@ from tftpu.tensors import Nest, Tensor, ops
 
 
 class FunctionLosses:
-    """The losses of a `loss_fn`: see `tftpu.engines.objectives.losses.Losses`.
+    """The `Losses` of a `loss_fn`.
 
     Args:
         model: the model for the function, whose unbuilt layers this builds.
@@ -29,7 +29,7 @@ class FunctionLosses:
     """
 
     def __init__(self, model: keras.Model, objective: Objective, logged: bool, batch: Nest):
-        # It has no metrics: its terms measure everything.
+        # There are no metrics: the values that the function returns are logged as terms.
         self.metric_variables: list[keras.Variable] = []
         self._model = model
         self._loss_fn = objective.loss_fn
@@ -63,7 +63,7 @@ class FunctionLosses:
             )
         ordered = (loss, *(values[key] for key in self._keys))
         elements = [Elements(ops.cast(value, "float32")) for value in ordered]
-        # Only the author knows which other examples of the batch the function looks at.
+        # Not separable: the function may use all examples of the batch for the loss of each.
         added = sum_of_own(self._model, own()) if self._regularize else ops.zeros(())
         return Computed(None, elements, added, separable=False)
 
@@ -76,13 +76,13 @@ class FunctionLosses:
         return {}
 
     def _build(self, batch: Nest) -> tuple[Tensor, dict[str, Tensor]]:
-        # In a step, the variables' values are tensors as well.
+        # As in a step, the function sees tensors as the values of the variables.
         known = [(v, ops.convert_to_tensor(v)) for v in self._model.variables]
         with keras.StatelessScope(known):
             return self._call(batch, False)
 
     def _call(self, batch: Nest, training: bool) -> tuple[Tensor, dict[str, Tensor]]:
-        # `fit` turned [a, b] into one array argument
+        # without labels, `fit` passes features [a, b] as ((a, b),)
         if isinstance(batch, tuple) and len(batch) == 1:
             (batch,) = batch
         with _explain_errors(self._name):
@@ -98,7 +98,7 @@ class FunctionLosses:
 
 
 class ComputedLoss:
-    """The loss of a model that overrides `compute_loss`: a `Losses`.
+    """The `Losses` of a model that overrides `compute_loss`.
 
     As in Keras, the method returns the total, which must include regularizers and losses of layers.
 
@@ -110,7 +110,7 @@ class ComputedLoss:
     def __init__(self, model: keras.Model, compiled: CompiledLosses):
         self._model = model
         self._compiled = compiled
-        # Keras's own `compute_loss` measures each of several losses.
+        # If there are several losses, Keras's `compute_loss` averages each in a metric.
         means = keras_internals.list_loss_means(model)
         own = [v for mean in means for v in mean.variables]
         self.metric_variables = [*own, *compiled.metric_variables]
@@ -152,7 +152,7 @@ class ComputedLoss:
 
 @contextlib.contextmanager
 def _explain_errors(name: str) -> Iterator[None]:
-    """Explains the errors of a gradient tape that differentiates by variables of the model."""
+    """Explains errors of a loss function that takes gradients with respect to model variables."""
     try:
         yield
     except (AttributeError, ValueError) as error:
@@ -168,7 +168,7 @@ def _explain_errors(name: str) -> Iterator[None]:
 
 
 def has_own_compute_loss(model: keras.Model) -> bool:
-    """Returns whether a model has its own `compute_loss`."""
+    """Returns whether a model overrides `compute_loss`."""
     return type(model).compute_loss is not keras.Model.compute_loss
 
 

@@ -18,12 +18,12 @@ class ParameterGroup(NamedTuple):
 
     Attributes:
         name: the name of the objective; "" if it is the only one.
-        losses: its losses.
-        variables: the variables that follow it.
-        optimizer: their optimizer, without a loss-scaling wrapper.
+        losses: the losses of the objective.
+        variables: the variables that the objective trains.
+        optimizer: the optimizer of the variables, without a loss-scaling wrapper.
         scaler: the wrapper with a dynamic loss scale; None if there is none.
         every: the number of steps from one update to the next.
-        owner: the number of the first objective with this optimizer.
+        owner: the index of the first objective with this optimizer.
         simultaneous: whether the gradients are those at the beginning of the step.
     """
 
@@ -49,7 +49,7 @@ def build_compiled_group(model: keras.Model) -> ParameterGroup:
 def build_parameter_groups(
     model: keras.Model, objectives: Sequence[Objective], batch: Nest
 ) -> list[ParameterGroup]:
-    """Builds the model and the optimizers for objectives, after each loss function has run once."""
+    """Returns the objectives' groups; builds the model with their functions, and optimizers."""
     several = len(objectives) > 1
     losses = [FunctionLosses(model, one, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}

@@ -22,7 +22,7 @@ class GroupSums(NamedTuple):
 
     Attributes:
         taken: 1.0 if the objective changed its variables; 0.0 if it was not due, or overflowed.
-        losses: this replica's parts of the loss and of each term.
+        losses: this replica's summands of the total loss and of each term, each ().
     """
 
     taken: Tensor
@@ -30,7 +30,7 @@ class GroupSums(NamedTuple):
 
 
 class _Sums:
-    """The layout of a vector: some numbers, followed by the states of all metrics.
+    """The layout of a vector: some leading values, followed by the states of all metrics.
 
     Args:
         losses: the losses of each objective.
@@ -70,9 +70,10 @@ class _Sums:
 
 
 class TrainSums(_Sums):
-    """The layout: steps, gradient norm, skipped steps, each objective's steps and losses, metrics.
+    """The layout of the sums of training steps.
 
-    A step of a smaller batch counts as a part of a step.
+    It is: steps, gradient norm, skipped steps, each objective's steps and losses, metrics. A step
+    with a smaller batch counts as a fraction of a step.
 
     Args:
         groups: the objectives.
@@ -105,7 +106,7 @@ class TrainSums(_Sums):
         return self._flatten_values([*shared, *each, *metrics])
 
     def scale(self, sums: np.ndarray, weight: float) -> np.ndarray:
-        """Scales the sums of steps with smaller batches, which count for less.
+        """Multiplies the sums of a smaller batch by its size relative to a complete batch.
 
         The states of metrics do not change, because they count the examples themselves.
         """
@@ -122,7 +123,7 @@ class TrainSums(_Sums):
         return bool(np.isfinite([sums[1], *losses]).all())
 
     def compute_loss(self, sums: np.ndarray) -> float:
-        """Returns only the mean of the loss, which costs nothing to compute."""
+        """Returns the mean of the loss, without computing the metrics."""
         skipped = self.has_only_skipped(sums)
         # An objective that trained in none of these steps has no loss.
         means = [
@@ -135,7 +136,7 @@ class TrainSums(_Sums):
     def read(self, sums: np.ndarray) -> dict[str, float]:
         """Returns the means of the loss, its terms and the metrics, under Keras's names.
 
-        A mean is NaN if nothing was summed up, as when all steps overflowed.
+        A mean is NaN if it has no summands, for example because all steps overflowed.
         """
         results, parts = {"loss": self.compute_loss(sums)}, self._read_parts(sums)
         for one, (taken, _, terms) in zip(self._losses, parts):
@@ -149,7 +150,7 @@ class TrainSums(_Sums):
         return results
 
     def read_gradients(self, sums: np.ndarray) -> dict[str, float]:
-        """Returns the mean of the gradients' norms, and the steps that a loss scale skipped."""
+        """Returns the mean gradient norm, and the number of steps that a loss scale skipped."""
         steps, norm, skipped = sums[:3]
         results = {"grad_norm": _compute_mean(norm, steps - skipped)}
         if self._may_skip:
@@ -162,7 +163,7 @@ class TrainSums(_Sums):
         return list(self.read(np.zeros(self.size)))
 
     def _read_parts(self, sums: np.ndarray) -> list[tuple[float, float, np.ndarray]]:
-        """Returns the steps, the loss and the terms of each objective."""
+        """Returns `(steps, loss, terms)` of each objective, which are sums."""
         parts, start = [], 3
         for one in self._losses:
             end = start + 2 + len(one.terms)
@@ -172,7 +173,7 @@ class TrainSums(_Sums):
 
 
 class EvalSums(_Sums):
-    """The layout: examples, added losses, the sum and divisor of each loss term, and metrics.
+    """The layout of an evaluation's sums: examples, added losses, terms, divisors and metrics.
 
     Args:
         losses: the losses of each objective.
@@ -193,7 +194,7 @@ class EvalSums(_Sums):
 
         Args:
             examples: number of examples of this replica's shard.
-            added: the model's own losses.
+            added: the sum of the losses that layers and regularizers add, ().
             sums, counts: the weighted sum and the divisor of each term.
             metrics: the states of the metrics for this replica's examples.
         """
@@ -219,7 +220,7 @@ class EvalSums(_Sums):
 
 
 def _compute_mean(total: float, count: float) -> float:
-    """Returns a mean; NaN if nothing was summed up."""
+    """Returns a mean; NaN if the count is 0."""
     return float(total / count) if count else float("nan")
 
 
@@ -237,6 +238,6 @@ def _check_number(name: str, value: Tensor) -> float:
 def _compute_logged(
     terms: Sequence[Term], sums: np.ndarray, counts: np.ndarray
 ) -> dict[str, float]:
-    """Returns the means of the terms that have their own name in the results."""
+    """Returns the means of the terms that are logged separately from the total."""
     means = sums / np.maximum(counts, 1e-30)
     return {term.logged: float(mean) for term, mean in zip(terms, means) if term.logged}
