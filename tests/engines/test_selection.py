@@ -26,6 +26,6 @@ def test_auto_takes_jax_where_tensorflow_does_not_support_the_tpu(tpu7x, monkeyp
 
 
 def test_tensorflow_is_refused_there_and_allowed_on_the_cpu_beside(tpu7x):
-    with pytest.raises(UserError, match="tpu7x: use the JAX engine, by --config"):
+    with pytest.raises(UserError, match="tpu7x: use the JAX engine, with --config"):
         tftpu.connect(engine="tensorflow")
     assert tftpu.connect(tpu="none", engine="tensorflow").data_shards == 1

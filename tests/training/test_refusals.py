@@ -270,7 +270,7 @@ def test_parts_of_a_batch_of_different_sizes_are_named(static):
     unequal = generated((x, more, y)).map(lambda x, more, y: ({"x": x, "more": more}, y))
     if static:
         unequal = tf.data.Dataset.from_tensors(({"x": x, "more": more}, y)).repeat()
-    with pytest.raises(UserError, match=r"parts of 64, 192 examples: they must hold"):
+    with pytest.raises(UserError, match=r"arrays of 64, 192 examples, but all must hold"):
         make_trainer(compiled()).fit(unequal, steps=2)
 
 

@@ -27,7 +27,7 @@ class Arrays:
     Attributes:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of nested NumPy arrays.
         global_batch_size: the number of examples per step.
-        shuffle: whether each epoch has another order instead of the order of the arrays.
+        shuffle: whether each epoch has its own random order; otherwise the order of the arrays.
         seed: the seed of the order.
     """
 
@@ -161,7 +161,7 @@ def as_arrays(
 
 
 def unwrap_features(batch: tuple[Nest, ...]) -> Nest:
-    """Returns the features alone if a batch has nothing else and they are no tuple."""
+    """Returns the features of a batch `(x,)` if they are not a tuple; otherwise the batch."""
     return batch[0] if len(batch) == 1 and not isinstance(batch[0], tuple) else batch
 
 

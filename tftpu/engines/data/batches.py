@@ -24,22 +24,22 @@ logger = logging.getLogger(__name__)
 _LONG = 10.0  # seconds of reading after which a message explains the wait
 _LONGEST = 3600.0  # most seconds of counting the batches of a data set, which may never end
 
-_CUT = "pass steps= (validation_steps= to fit), or cut it with .take(batches)"
+_CUT = "pass steps= (validation_steps= to fit), or limit it with .take(batches)"
 _UNEQUAL = (
-    "A batch holds parts of {} examples: they must hold the same number. Is the dataset batched? "
-    "If a part has several examples for each one of another, give it one more axis, such as "
-    "(64, 3, …) for 192 examples beside 64."
+    "A batch holds arrays of {} examples, but all must hold the same number. Is the dataset "
+    "batched? If an array holds several items for each example, give it one more axis, such as "
+    "(64, 3, …) for 3 items of each of 64 examples."
 )
 
 # Errors of tf.data and of CPU operations about shapes and numbers, and their explanations.
 _EXPLAINED = {
     r"`generator` yielded an element of shape \((\d+).*?\) where an element of shape \((\d+)": (
-        "A batch has another shape than the first one, with {0} examples where that has {1}. A "
+        "A batch has another shape than the first one, with {0} examples instead of {1}. A "
         "generator may yield batches of any size."
     ),
     r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)": (
         "A label is {0}, and the model's output has {1} classes, which are numbered from 0 (NaN "
-        "becomes the least number that there is)."
+        "is converted to the smallest integer)."
     ),
     r"indices\S* = (-?\d+) is not in \[0, (\d+)\)": (
         "The data have the id {0}, and an embedding of the model has {1}, which are numbered from "
@@ -60,7 +60,7 @@ def build_complete_batches(dataset: Any) -> tf.data.Dataset:
     A smaller last batch is filled up from the next epoch, so no example is left out.
 
     Raises:
-        UserError: the argument is not a data set, is empty, or has no batches.
+        UserError: the argument is not a data set, is empty, or is not batched.
     """
     dataset = check_dataset(dataset)
     if dataset.cardinality() != tf.data.INFINITE_CARDINALITY:
@@ -72,7 +72,7 @@ def build_complete_batches(dataset: Any) -> tf.data.Dataset:
 
 
 def build_finite_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns a data set, or arrays as a data set, if evaluation can run over it.
+    """Returns the data of an evaluation, a data set or arrays, as a finite data set.
 
     Raises:
         UserError: the argument is not a data set, or never ends.
@@ -89,7 +89,7 @@ def build_finite_dataset(dataset: Any) -> tf.data.Dataset:
 
 
 def measure_epoch(dataset: Any) -> Epoch:
-    """Returns the length of one pass over a data set; reads all of it where tf.data has to.
+    """Returns the length of one pass over a data set; reads all of it if that is unknown.
 
     Raises:
         UserError: the argument is not a data set, never ends, or does not end within an hour.
@@ -148,7 +148,7 @@ def warn_if_endless(
 ) -> Iterator[_T]:
     """Yields items, one for each batch of a data set, and warns if it may never end.
 
-    A data set whose number of batches is unknown may never end. The warnings come while it is read.
+    A data set whose number of batches is unknown may never end. It warns while the data are read.
 
     Args:
         items: the items to yield.
@@ -158,7 +158,7 @@ def warn_if_endless(
             None: it is read only once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
-    unknown = unknown and not isinstance(dataset, PyBatches)  # which knows it
+    unknown = unknown and not isinstance(dataset, PyBatches)  # whose length is known
     started, due = time.monotonic(), _LONG
     for number, item in enumerate(items, 1):
         yield item
@@ -178,7 +178,7 @@ def warn_if_endless(
 
 
 def infer_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the data set with every axis but the first known, as in its first batch.
+    """Returns the data set with static sizes of all axes but the first, from its first batch.
 
     Raises:
         UserError: the data set is empty.
@@ -214,7 +214,7 @@ def infer_static_shapes(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def build_epoch_batches(
     dataset: tf.data.Dataset, epoch: Epoch, start: int, shards: int
 ) -> tf.data.Dataset:
-    """Returns batches of one static size; padding fills up those that have no equal shards.
+    """Pads batches to one static size that can be divided into equal shards.
 
     A batch, and the smaller last batch of an epoch, is divided into equally many shards, the last
     of which may lack examples. Each shard begins with its examples and ends with padding, which the
@@ -260,7 +260,7 @@ def build_epoch_batches(
 
 
 def fill_up(batch: Nest, size: int) -> Nest:
-    """Fills up a batch of NumPy arrays to a number of examples with its first, which is valid."""
+    """Fills up a batch of NumPy arrays to `size` examples by repeating its first example."""
     missing = size - count_examples(batch)
     if not missing:
         return batch
@@ -283,8 +283,8 @@ def infer_batch_size(dataset: tf.data.Dataset) -> int:
     return _SIZES[dataset]
 
 
-# The sizes that had to be read: every evaluation of a run asks for that of the same data set, and
-# a pipeline that is started for one batch prepares many.
+# Batch sizes that were read from the data: every evaluation of a run needs the size of the same
+# data set, and reading a single batch makes a pipeline prepare many.
 _SIZES: weakref.WeakKeyDictionary[tf.data.Dataset, int] = weakref.WeakKeyDictionary()
 
 
@@ -297,7 +297,7 @@ def _read_batch_size(dataset: tf.data.Dataset) -> int:
 
 
 def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Casts float64 to Keras's float: TPUs have none, and Keras's `fit` does the same."""
+    """Casts float64, which TPUs do not have, to Keras's float dtype, as Keras's `fit` does."""
     specs = keras.tree.flatten(dataset.element_spec)
     if not any(isinstance(s, tf.TensorSpec) and s.dtype == tf.float64 for s in specs):
         return dataset
@@ -324,8 +324,8 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
     fits = tf.debugging.assert_less_equal(
         count,
         size,
-        f"A batch is larger than the first one, of at most {size} examples: batch the evaluation "
-        "data again, for example by .rebatch(size).",
+        f"A batch is larger than the first one, which allows at most {size} examples: rebatch the "
+        "evaluation data, for example with .rebatch(size).",
     )
     with tf.control_dependencies([fits]):
         count = tf.identity(count)
@@ -372,7 +372,7 @@ def data_errors() -> Iterator[None]:
     """Turns the failed checks of this module, which tf.data raises, into a `UserError`.
 
     Raises:
-        UserError: a batch differs in shape from the first batch.
+        UserError: a batch, a label or an id does not have the expected shape or range.
     """
     try:
         yield
@@ -387,10 +387,10 @@ def data_errors() -> Iterator[None]:
 
 
 def check_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns a data set of batches of tensors, with every axis but the first known.
+    """Returns a checked data set of batches, with static sizes of all axes but the first.
 
     Raises:
-        UserError: the argument is not a data set, is empty, or has no batches.
+        UserError: the argument is not a data set, is empty, or is not batched.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise UserError(

@@ -35,7 +35,7 @@ class Pipeline(Protocol):
     global_batch_size: int
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
-        """Returns an endless data set of global batches, or of one host's part of each."""
+        """Returns an endless data set of global batches, or of one host's shard of each."""
         ...
 
 
@@ -53,10 +53,10 @@ class Epochs(Protocol):
 
 
 def find_gate(dataset: Any) -> Gate | None:
-    """Returns a gate for a data set that a callback may change; None for one that none can.
+    """Returns a gate for a data set that a callback may change in a run; otherwise None.
 
-    Arrays were copied, and a pipeline draws records of files that do not change during a run. What
-    is behind a `tf.data.Dataset` (a generator, a variable, a file) it does not tell.
+    Arrays were copied, the files of a pipeline do not change, and a stream is not read ahead. A
+    `tf.data.Dataset` may read anything, such as a generator, a variable or a file.
     """
     return None if isinstance(dataset, Pipeline | Stream) else Gate()
 
@@ -97,13 +97,14 @@ def build_training(
             see the same batches. A `Pipeline` starts there without decoding earlier examples.
         start: number of batches to skip.
         class_weight: weight of each label, which becomes the sample weight.
-        host, hosts: for a pipeline, the part of each batch that one of several hosts reads.
+        host, hosts: for a pipeline, the index of this host, and the number of hosts, each of which
+            reads its shard of a batch.
         gate: the gate that holds the data set back; None: reading ahead is unlimited.
 
     Raises:
-        UserError: the argument is not a data set, is empty, or has no batches.
+        UserError: the argument is not a data set, is empty, or is not batched.
     """
-    if isinstance(dataset, Stream):  # only its first batch, of which no other need be read
+    if isinstance(dataset, Stream):  # repeats the first batch, so that no other is read
         return _build_sample(dataset).repeat()
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
@@ -163,7 +164,7 @@ def build_whole(
 
 
 def build_whole_evaluation(dataset: Any) -> tf.data.Dataset:
-    """Returns a finite data set whose batches are as the user made them; of a stream, the first.
+    """Returns a finite data set whose batches are as the user made them; a stream's first batch.
 
     Raises:
         UserError: the argument is not a data set, or never ends.
@@ -210,7 +211,7 @@ def round_up(spec: Nest, replicas: int) -> Nest:
 
 
 def is_endless(dataset: Any) -> bool:
-    """Returns whether a data set never ends, as far as it says so."""
+    """Returns whether a data set declares that it never ends."""
     if isinstance(dataset, PyBatches):
         return dataset.dataset.num_batches is None
     if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):
@@ -258,7 +259,7 @@ def extract_features(batch: Nest) -> Nest:
     """Returns the features of a batch.
 
     Raises:
-        UserError: the batch does not have Keras's parts: x, y, sample_weight.
+        UserError: the batch has more than x, y and sample_weight.
     """
     if isinstance(batch, tuple) and len(batch) > 3:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Tells the functions that a loss calls how the global batch is divided."""
+"""Makes the division of the global batch known to functions that a loss calls."""
 
 import contextlib
 import contextvars
@@ -15,7 +15,7 @@ class Exchange(NamedTuple):
     Attributes:
         gather: a function from this replica's rows and the number of replicas to the rows of all
             replicas.
-        find_index: a function that returns the number of this replica.
+        find_index: a function that returns the index of this replica.
     """
 
     gather: Callable[[Tensor, int], Tensor]
@@ -29,7 +29,7 @@ class Division(NamedTuple):
         shards: the number of shards that are computed separately, one per replica.
         microbatches: number of microbatches that each shard is divided into.
         exchange: the exchange between the replicas; None: one program computes the whole batch.
-        rows: where the rows of a vocabulary's table are.
+        rows: the distribution of the rows of a vocabulary's matrix over the devices.
     """
 
     shards: int = 1
@@ -39,7 +39,7 @@ class Division(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """The number of parts of the global batch that are computed separately."""
+        """The number of microbatches in all shards, which are computed separately."""
         return self.shards * self.microbatches
 
 
@@ -57,5 +57,5 @@ def divided(division: Division) -> Iterator[None]:
 
 
 def find_division() -> Division:
-    """Returns the current division; outside of `shard_function`, the division for one device."""
+    """Returns the current division; outside of `divided`, the division for one device."""
     return _DIVISION.get(Division())

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-_WAITING = 16  # capacity of the queue of admitted epochs that are not read yet; at most one waits
+_WAITING = 16  # queue capacity for admitted epochs that are not read yet; only one is needed
 
 
 class Gate:
@@ -35,11 +35,11 @@ class Gate:
             return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
 
         counts = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: self._admitted.dequeue())
-        # The data set asks for a turn before it asks for a batch.
+        # choose_from_datasets reads a turn, which waits for admission, before it reads a batch.
         guarded = tf.data.Dataset.choose_from_datasets([batches], counts.flat_map(turns))
         return endless(guarded)
 
 
 def endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks a data set as endless, without which several devices lose its static shape."""
+    """Marks a data set as endless; otherwise its shape is not static on several devices."""
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -1,4 +1,4 @@
-"""Joins the outputs of many batches, which are computed one batch ahead of the reader."""
+"""Joins the outputs of batches, and lets devices compute one batch ahead of the reader."""
 
 import itertools
 from collections.abc import Iterable, Iterator

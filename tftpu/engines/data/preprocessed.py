@@ -16,7 +16,7 @@ from tftpu.engines.data.streams import SlicedArrays, Stream, is_stream
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
-# Maps x, y and sample_weight of examples, of which the last may be None, to a batch.
+# Maps x, y and sample_weight of examples, of which the last two may be None, to a batch.
 Preprocess = Callable[[Any, Any, Any], Nest]
 
 
@@ -37,8 +37,8 @@ def find_preprocess(model: keras.Model) -> Preprocess | None:
         except Exception as error:  # the user's data may be anything
             raise UserError(
                 f"The preprocessor of {type(model).__name__}, which is mapped over the data as in "
-                f"its own fit, fails: {_summarize(error)} Pass the data as it takes them; or, if "
-                "they are prepared already, set model.preprocessor = None."
+                f"its own fit, fails: {_summarize(error)} Pass the data in its form; or, if "
+                "they are preprocessed already, set model.preprocessor = None."
             ) from error
 
     return explained
@@ -79,15 +79,15 @@ class PreprocessedBatches(Stream):
         source: a `tf.data.Dataset`, or another iterable of batches.
 
     Raises:
-        UserError: it is a pipeline of tftpu or a `keras.utils.PyDataset`.
+        UserError: the source is a pipeline of tftpu or a `keras.utils.PyDataset`.
     """
 
     def __init__(self, preprocess: Preprocess, source: Any):
         if not (isinstance(source, tf.data.Dataset) or is_stream(source)):
             raise UserError(
                 f"The model's preprocessor cannot be mapped over a {type(source).__name__}: pass "
-                "arrays, texts, a tf.data.Dataset or a generator; or batches that are prepared "
-                "already, with model.preprocessor = None."
+                "arrays, texts, a tf.data.Dataset or a generator; or batches that are "
+                "preprocessed already, with model.preprocessor = None."
             )
         mapped = _Mapped(preprocess, source)
         super().__init__(iter(mapped) if hasattr(source, "__next__") else mapped)
@@ -138,7 +138,7 @@ def _decode(text: Any) -> Any:
 
 
 def _summarize(error: Exception) -> str:
-    """Returns what an error of a Keras layer says, without its arguments and colours."""
+    """Returns the first line of a Keras layer's error message, without its colour codes."""
     text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
     said = [line for line in text.splitlines() if line.strip()]
     said = [line for line in said if not line.startswith("Exception encountered")]

@@ -23,8 +23,8 @@ from tftpu.tensors import Nest
 class PyBatches:
     """Batches of a `keras.utils.PyDataset`, read by index, so that they start at any step.
 
-    The trainer calls its `on_epoch_begin` and `on_epoch_end`. A resumed run does not repeat their
-    changes.
+    The trainer calls its `on_epoch_begin` and `on_epoch_end`. A resumed run does not call them for
+    earlier epochs again.
 
     Attributes:
         dataset: the user's data set.
@@ -113,7 +113,7 @@ class PyBatches:
     def _build_dataset(
         self, generator: Callable[[], Iterator[Nest]], sized: bool = True
     ) -> tf.data.Dataset:
-        """Returns batches as a data set; `sized`: those before the last hold equally many."""
+        """Returns a generator's batches as a data set; `sized`: all but the last have one size."""
 
         def spec(array):
             size = array.shape[0] if sized and not self.ragged else None
@@ -168,7 +168,7 @@ def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
     """Tells a `PyDataset` that one epoch begins and ends with the block.
 
     Args:
-        dataset: the dataset that is read.
+        dataset: the data set that is read.
         evaluates: whether this is an evaluation, before which Keras also ends an epoch.
     """
     is_py_dataset = isinstance(dataset, PyBatches)

@@ -69,7 +69,7 @@ class Stream:
         """The first batch of the next pass, which is read now and kept for the pass.
 
         Raises:
-            UserError: there is none.
+            UserError: the source has no further batch.
         """
         return self._to_batch(self._begin()[0])
 
@@ -91,7 +91,7 @@ class Stream:
         """The specs of the first batch.
 
         Raises:
-            OwnStepsNeeded: it has sparse or ragged tensors, or None for an optional input.
+            OwnStepsNeeded: the batch has sparse or ragged tensors, or None for an optional input.
         """
         return describe_arrays(to_arrays(self.first))
 
@@ -115,8 +115,8 @@ class Stream:
         """Returns an iterator over the batches of a pass, as the source gives them.
 
         Args:
-            position: the number of batches of the run before; those of the pass are read and thrown
-                away.
+            position: the number of earlier batches of the run; those of this pass are read and
+                thrown away.
             pass_steps: the number of batches of a pass, if it is known.
             new: whether this process has not read the batches before; otherwise a source that can
                 be read only once continues where it is.
@@ -132,15 +132,15 @@ class Stream:
 
 
 class SlicedArrays(Stream):
-    """Arrays that no tensor holds, such as sparse or ragged ones, in batches from any step on.
+    """Batches, from any step on, of arrays such as sparse or ragged ones or texts.
 
     Args:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         batch_size: the number of examples of a batch.
         shuffle: whether each epoch has another order.
         seed: the seed of the order.
-        take: a function that returns the batch of some examples, given their numbers; None: it
-            slices the arrays.
+        take: a function from the indices of examples to their batch; None: the batches are slices
+            of the arrays.
 
     Raises:
         UserError: the arrays hold different numbers of examples.
@@ -170,7 +170,7 @@ class SlicedArrays(Stream):
 
     @property
     def kind(self) -> str:
-        """The kind of what the examples are from."""
+        """The word for the source of the examples in messages."""
         return "array"
 
     @property
@@ -231,7 +231,7 @@ class Lookahead:
         return not self._next
 
     def peek(self) -> Any:
-        """Returns the next item, which stays the next one; there must be one."""
+        """Returns the next item without consuming it; None if there is none."""
         return None if self.ended else self._next[0]
 
 
@@ -239,7 +239,7 @@ _END = object()
 
 
 def is_stream(data: Any) -> bool:
-    """Returns whether data are an iterable of batches, and nothing that tells its length."""
+    """Returns whether data are an iterable of batches, and not of a kind with known length."""
     known = str | bytes | dict | list | tuple | tf.data.Dataset | keras.utils.PyDataset
     if isinstance(data, known) or hasattr(data, "shape") or isinstance(data, type):
         return False
@@ -262,7 +262,7 @@ def to_arrays(batch: Nest) -> Nest:
     """Returns a batch of a stream as NumPy arrays.
 
     Raises:
-        OwnStepsNeeded: it has sparse or ragged tensors, or None for an optional input.
+        OwnStepsNeeded: the batch has sparse or ragged tensors, or None for an optional input.
     """
     if any(keras_internals.is_sparse_or_ragged(part) for part in keras.tree.flatten(batch)):
         raise OwnStepsNeeded("The data have sparse or ragged tensors.")
@@ -277,7 +277,7 @@ def _to_array(part: Any) -> np.ndarray:
 
 
 def _to_batch(found: Any, kind: str) -> Nest:
-    """Returns what a source yields as a tuple of its parts; lists become tuples."""
+    """Converts an item of a source to a tuple, as `(x, y)`; lists in it become tuples."""
     batch = _to_tuples(found) if isinstance(found, list | tuple) else (found,)
     while batch and batch[-1] is None:
         batch = batch[:-1]

@@ -1,4 +1,4 @@
-"""Switches tf.data's tuning of parallelism off where it has nothing to choose."""
+"""Switches tf.data's tuning of parallelism off where it cannot improve anything."""
 
 import os
 
@@ -10,7 +10,7 @@ _CORES = 16
 
 
 def limit_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a data set without tuning on a machine of few cores, unless its options ask for it.
+    """Returns a data set without tuning on a machine of few cores, unless its options set it.
 
     The deletion of an iterator joins the thread that tunes it. This thread sleeps about as long as
     the iterator has lived, at most a minute, and often misses the call that ends its sleep:

@@ -199,7 +199,7 @@ def test_kubernetes_own_models_read_every_field_of_the_job(capsys):
         (["--slice=v3-8"], "GKE has no slice v3-8, only slices of v4, v5e, v5p, v6e, tpu7x. `"),
         (
             ["--slice=tpu7x-8", "--config.cluster.engine=tensorflow"],
-            "TensorFlow does not support tpu7x: use the JAX engine, by --config.cluster.engine=jax",
+            "tpu7x: use the JAX engine, with --config.cluster.engine=jax",
         ),
         (["--slice=v5e-17"], "There is no v5e-17"),
         (
