@@ -42,7 +42,7 @@ class BatchHooks(Protocol):
         ...
 
     def end(self, batch: int, sums: Any) -> bool:
-        """Runs after that execution, with the sums so far; returns whether to end evaluating."""
+        """Runs after an execution, with the sums so far; returns whether to stop evaluating."""
         ...
 
 
