@@ -20,8 +20,8 @@ class BatchShard:
     """The part of each global batch that a process feeds to its devices.
 
     Attributes:
-        index: the index of the part; processes whose devices share the model may feed the same
-            part.
+        index: the index of the part. Several processes feed the same part if devices of each
+            compute the same examples.
         count: the number of parts, which are equal and consecutive.
     """
 
@@ -30,12 +30,11 @@ class BatchShard:
 
 
 def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
-    """Returns a mesh of all devices; neighbours along the last axis are closest together.
+    """Returns a mesh of all devices, in which neighbours along the last axis are closest.
 
     Args:
-        sizes: the sizes of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: the devices in JAX's order; the devices of a slice, and of a process, become
-            neighbours.
+        sizes: the size of each axis by name, as `tftpu.config.mesh.mesh_sizes` returns them.
+        devices: the devices in JAX's order; this sorts them by slice and process.
 
     Raises:
         UserError: an axis other than `data` crosses the network between slices.
@@ -59,11 +58,11 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
 
     Args:
         mesh: the mesh of the devices of all processes, made by `make`.
-        process: the number of the process.
+        process: the index of the process.
 
     Raises:
-        UserError: the devices that share the model are all those of one process and only some of
-            another.
+        UserError: of the devices per shard of the batch and the devices per process, neither
+            number divides the other.
     """
     shards = mesh.devices.reshape(count_batch_shards(mesh), -1)
     feeders = [{device.process_index for device in row} for row in shards]
