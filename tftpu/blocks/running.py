@@ -41,7 +41,7 @@ class RunsBlocks(Protocol):
 
 @contextlib.contextmanager
 def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
-    """Recomputes a model's blocks, or runs them as a loop, inside the context; same results.
+    """Makes a model recompute its blocks, or loop over them, in the context; same results.
 
     Args:
         model: the model.

@@ -111,7 +111,7 @@ class LARS(keras.optimizers.Optimizer):
         self._momentums = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Tensor, variable: Tensor, learning_rate: Tensor) -> None:
-        """Updates one variable by its gradient."""
+        """Updates one variable, given the gradient with respect to it."""
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         momentum = self._momentums[self._get_variable_index(variable)]

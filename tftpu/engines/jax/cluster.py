@@ -39,7 +39,7 @@ def connect(
 
     Raises:
         UserError: a requested TPU is not available, or the mesh does not fit the devices.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     place = find_task(tpu, virtual_devices)
     together = None
@@ -66,7 +66,7 @@ def find_task(tpu: str, virtual_devices: int | None) -> Task:
         tpu, virtual_devices: as for `connect`.
 
     Raises:
-        UserError: TF_CONFIG cannot be used.
+        UserError: TF_CONFIG is invalid.
     """
     found = hosts.read_task()
     on_tpu = tpu in ("auto", "local") and virtual_devices is None and environment.has_tpu()
@@ -81,7 +81,7 @@ def resolve_engine() -> JaxEngine:
 
 
 def detect_platform() -> str:
-    """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
+    """Returns the platform of JAX's first device: "tpu", "gpu" or "cpu"."""
     return _find_devices()[0].platform
 
 

@@ -159,7 +159,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         return compile_function(self.model, function, tracing, replaces_state=replaces_state)
 
     def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {
             group: [leaves.from_variable(v) for v in variables]
             for group, variables in list_own_variables(self.model).items()

@@ -168,7 +168,7 @@ class JaxState(BaseState):
         return found
 
     def list_leaves(self) -> dict[str, list[Leaf]]:
-        """Returns everything that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {
             group: [leaves.from_variable(v) for v in variables]
             for group, variables in self.group_variables().items()

@@ -166,7 +166,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         )
 
     def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {**list_own_variables(self.model), "outside": self._outside}
         return build_leaves({**groups, "step": [self._step], "ema": []})
 

@@ -11,8 +11,8 @@ from tftpu.config import mesh as sizes_of
 from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError, counted
 
-Device = Any  # a jax.Device; type checkers take that name for a variable
-WEIGHT_AXES = (FSDP, SEQUENCE)  # axes along which a weight is sharded if no rule names others
+Device = Any  # a jax.Device, which type checkers treat as a variable, not a type
+WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard the largest dimension of a weight, without rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BatchShard:
     Attributes:
         index: the index of the part. Several processes feed the same part if devices of each
             compute the same examples.
-        count: the number of parts, which are equal and consecutive.
+        count: the number of parts, each with equally many, consecutive examples.
     """
 
     index: int
@@ -49,7 +49,7 @@ def sort_devices(devices: Sequence[Device]) -> list[Device]:
 
 
 def _find_slice(device: Device) -> int:
-    """Returns the number of the TPU slice that a device belongs to, 0 if there is only one."""
+    """Returns the index of the TPU slice that a device belongs to; 0 if there is only one."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
@@ -89,5 +89,5 @@ def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 def count_batch_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts that a global batch is divided into."""
+    """Returns the number of shards that the mesh divides a global batch into."""
     return sizes_of.count_batch_shards(mesh.shape)

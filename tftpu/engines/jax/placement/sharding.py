@@ -131,7 +131,7 @@ class Layout:
         return self._shard_largest_dimension(shape, axes)
 
     def _shard_largest_dimension(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
-        """Adds `fsdp` and `sequence` to the largest dimension of a variable's sharding."""
+        """Returns a spec with `axes`, and `fsdp` and `sequence` on the largest free dimension."""
         names = meshes.list_weight_axes(self.mesh)
         parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:

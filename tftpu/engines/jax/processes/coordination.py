@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 from jax._src import clusters, distributed  # private modules; tested with JAX 0.10.2
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (private, tested too)
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (private, see above)
 
 from tftpu.engines.jax.processes.watch import Store, Watch
 from tftpu.errors import HostLost, UserError
@@ -68,7 +68,7 @@ def start(task: Task, seconds: float) -> Watch:
 
     Raises:
         UserError: the port of the first host is in use.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     if not _started:
         address = task.coordinator

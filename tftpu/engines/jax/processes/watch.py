@@ -145,7 +145,7 @@ class Watch:
     def _find_gone(self) -> str | None:
         """Returns a message about a host that ended while this one needs it; None if none did."""
         for other, (heard, text) in self._seen.items():
-            # Hosts that end together leave the block one after the other.
+            # Waits a while, because hosts that end together leave the block at different times.
             if text == _LEFT and self._working and time.monotonic() - heard > self._seconds / 2:
                 return f"Host {other} ended while this one was waiting for it: see its output."
         return None

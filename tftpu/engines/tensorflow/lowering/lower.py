@@ -205,7 +205,7 @@ class OneReplicaStrategy(tf.distribute.Strategy):
 class _Extended(internals.OneDeviceExtended):
     """Implements `OneReplicaStrategy.extended`, a private interface of TensorFlow 2.19 to 2.21.
 
-    The overrides ignore the base class's literal return types: 1 replica, and merge calls.
+    Pyright infers literal return types from the base class (1 replica, and True for merge calls).
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):

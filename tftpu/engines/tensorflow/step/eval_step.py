@@ -89,7 +89,7 @@ class EvalStep:
     def _count_examples(
         self, examples: Tensor, size: float, valid: Tensor | None, shards: int
     ) -> Tensor:
-        """Returns the number of examples of the global batch, without padding if a loss is a sum."""
+        """Returns the global batch's number of examples, without padding if any loss is a sum."""
         summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
         if valid is None or not summed:
             return tf.constant(size * shards)
