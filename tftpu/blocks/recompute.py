@@ -8,7 +8,7 @@ import keras
 from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor
 
-# What a part returns, the losses that its layers add, and the new values of what is not trained.
+# The outputs, the losses that layers add, and the new values of variables that are not trained.
 Recomputed = tuple[Nest, list[Tensor], list[Tensor]]
 
 
@@ -20,17 +20,17 @@ def run_recomputed(
 ) -> Nest:
     """Returns `part(x)`, keeping only x for the backward pass (Chen et al. 2016).
 
-    Follows https://arxiv.org/abs/1604.06174. Numbers do not change: random layers draw the same
+    Follows https://arxiv.org/abs/1604.06174. Results do not change: random layers draw the same
     numbers again, batch statistics are updated once, and losses that layers add count once.
 
     Args:
-        part: applies layers to a float tensor, or a nest of them, and returns tensors.
-        layers: those that `part` applies, or the layers or models that they are in. Losses are
-            added to the last one.
+        part: a function that applies layers to a float tensor, or a nest of them, and returns
+            tensors.
+        layers: the layers that `part` applies, or the layers or models that contain them. Losses
+            are added to the last one.
         x: the input of `part`.
-        remat: "block"; or, as JAX alone can, "attention" to keep what attention's kernels found,
-            too, "products" also its products with weights, or "offload" to keep x in the host's
-            memory.
+        remat: "block"; or, with JAX only: "attention" also keeps the results of attention kernels,
+            "products" those and the products with weights, "offload" keeps x in host memory.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
@@ -58,7 +58,7 @@ def run_recomputed(
 
 
 def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
-    """Returns the function of Keras's backend that recomputes."""
+    """Returns the checkpoint function for Keras's backend, which recomputes a function."""
     backend = keras.config.backend()
     if backend == "tensorflow":
         from tftpu.kernels.tensorflow_checkpoint import checkpoint
@@ -69,6 +69,6 @@ def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
     else:
         raise UserError(
             "model.remat='block' works only on Keras's TensorFlow and JAX backends, but Keras "
-            f"runs on {backend}: set KERAS_BACKEND to one of these, or model.remat to 'none'."
+            f"runs on {backend}: set KERAS_BACKEND to tensorflow or jax, or model.remat to 'none'."
         )
     return checkpoint

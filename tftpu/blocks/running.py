@@ -1,7 +1,7 @@
 """Recomputes the blocks of any model in the backward pass, or runs them as a loop.
 
-The blocks are found by `tftpu.blocks.structure`, and where there are none, parts of the graph by
-`tftpu.blocks.segments`; the model itself stays as it is.
+`tftpu.blocks.structure` finds the blocks. If there are none, `tftpu.blocks.segments` divides the
+graph into segments. The model itself does not change.
 
     with running_blocks(model, remat="block", scan="none"):
         model(x, training=True)  # traced
@@ -28,7 +28,7 @@ from tftpu.tensors import Nest, Tensor
 
 @runtime_checkable
 class RunsBlocks(Protocol):
-    """A layer of a model that runs its own blocks as asked for, as those of the zoo do.
+    """A layer with settings for how its own blocks run, as in the models of `tftpu.models`.
 
     Attributes:
         remat: what the backward pass recomputes.
@@ -41,7 +41,7 @@ class RunsBlocks(Protocol):
 
 @contextlib.contextmanager
 def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
-    """Changes how a model's blocks are run within the block, not what they compute.
+    """Makes a model recompute its blocks, or loop over them, in the context; same results.
 
     Args:
         model: the model.
@@ -60,7 +60,8 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
             if blocks and blocks[-1] in chain.rest:
-                # The backward pass begins with them; later a group of the loop takes more memory.
+                # Not recomputed: the backward pass begins with these blocks, and needs its most
+                # memory later, for a group of the loop.
                 for block in chain.rest:
                     replacements.pop(id(block))
     graphs = {key: functools.partial(_run_segments, parts, remat) for key, parts in cut.items()}
@@ -77,10 +78,10 @@ def _run_segments(
     """Computes the tensors of a graph so that the backward pass recomputes its segments.
 
     Args:
-        parts: the segments.
-        remat: what is recomputed of each, as for `running_blocks`.
-        values: the values of the graph's inputs by the ids of the tensors; the others are added.
-        run: adds those of some nodes to such a dictionary.
+        parts: the segments of the graph, in order.
+        remat: what the backward pass recomputes, as for `running_blocks`.
+        values: the values of the graph's inputs by tensor id; this adds all other values.
+        run: a function of nodes and such a dictionary, which adds the values of their outputs.
     """
     for part in parts:
         if part.recomputed:
@@ -95,7 +96,7 @@ def _run_segments(
 def _compute_segment(
     part: Segment, run: Callable[..., None], _: keras.Layer, given: Sequence[Any]
 ) -> list[Any]:
-    """Returns the values of a segment's outputs from those of its inputs."""
+    """Returns the values of a segment's outputs, given the values of its inputs."""
     values = dict(zip(part.inputs, given))
     run(part.nodes, values)
     return [values[key] for key in part.outputs]
@@ -108,12 +109,12 @@ def _recompute(
     *args: Any,
     **kwargs: Any,
 ) -> Nest:
-    """Calls layers, a block or those of a segment, so that the backward pass recomputes them."""
+    """Calls a block, or the layers of a segment, so that the backward pass recomputes them."""
     inputs, context = _Inputs(args, kwargs), internals.read_call_context()
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
-        with internals.entering_call(context):  # TensorFlow repeats it when the call has ended
+        with internals.entering_call(context):  # TensorFlow recomputes after the outer call ended
             y = plain(layers[0], *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
 
@@ -124,7 +125,7 @@ def _recompute(
 
 
 def _loop(chain: Chain, remat: str, plain: Callable, *args: Any, **kwargs: Any) -> Tensor:
-    """Calls all blocks of a chain in place of its first one, as one loop over the groups."""
+    """Runs all blocks of a chain as one loop over its groups; replaces the first block's call."""
     from tftpu.kernels.jax_checkpoint import scan
 
     size = chain.period
@@ -155,15 +156,15 @@ def _loop(chain: Chain, remat: str, plain: Callable, *args: Any, **kwargs: Any) 
 
 
 def _skip(chain: Chain, plain: Callable, *args: Any, **kwargs: Any) -> Tensor:
-    """Returns what a block that was part of a loop is given: the output of the loop."""
+    """Returns a block's input unchanged: the loop has already computed the block."""
     return _Inputs(args, kwargs).find(chain.carry)
 
 
 class _Inputs:
-    """The arguments of a call, of which tensors can be replaced.
+    """The arguments of a call, in which tensors can be replaced.
 
     Attributes:
-        floats: the float tensors.
+        floats: the float tensors among the arguments.
     """
 
     def __init__(self, args: Any, kwargs: Any):
@@ -205,9 +206,9 @@ def has_blocks(model: keras.Model) -> bool:
 
 
 def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
-    """Returns the blocks to recompute, or the segments of graphs where there are no equal blocks.
+    """Returns the blocks to recompute; if there are none, the segments by the id of their graph.
 
-    Where the graphs are too short as well, as those of layers made of stages, blocks may differ.
+    If the graphs are too short for segments as well, returns blocks of one class that may differ.
     """
     blocks = structure.find_blocks(model)
     cut = {} if blocks else segments.find_segments(model)
@@ -219,7 +220,7 @@ def _runs_blocks(model: keras.Model) -> bool:
 
 
 def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
-    """Raises `UserError` if a model has no blocks to recompute, or none to run as a loop.
+    """Raises `UserError` if `running_blocks` cannot recompute or loop over a model's blocks.
 
     Args: as for `running_blocks`.
     """
@@ -229,7 +230,7 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
     wanted, fields = " and ".join(asked), " and ".join(one.split("=")[0] for one in asked)
     if _runs_blocks(model):
         raise UserError(
-            f"{wanted} does not apply to models of the zoo: set "
+            f"{wanted} does not apply to tftpu's own models: set "
             f"{fields.replace('train.', 'model.')} instead."
         )
     backend = keras.config.backend()
@@ -240,26 +241,26 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
         )
     if remat != "none" and not any(_find_recomputed(model)):
         raise UserError(
-            f"train.remat={remat!r} needs a model with several blocks of one class, layers made of "
-            f"layers, or a functional model of several layers, but {model.name!r} has none: use "
+            f"train.remat={remat!r} needs a model with several blocks (layers made of layers) of "
+            f"one class, or a functional model of several layers, but {model.name!r} has none: use "
             "train.remat='none'."
         )
     if scan != "none" and not structure.find_chains(model):
         raise UserError(
             f"train.scan={scan!r} needs a functional model with a chain of equal blocks, each "
-            f"called with what the one before returns, but {model.name!r} has none: use "
+            f"called on the output of the block before, but {model.name!r} has none: use "
             "train.scan='none'."
         )
 
 
 def count_input_bytes(model: keras.Model, length: int) -> int:
-    """Returns the bytes of an example that enter a model's blocks, which its backward pass needs.
+    """Returns the bytes of the inputs of a model's blocks, which its backward pass needs.
 
-    It is 0 where the blocks form no chain in a graph, and where their shapes are not known.
+    It counts one example, and only blocks in chains whose input shapes are known.
 
     Args:
         model: the model.
-        length: the size of a dimension that the model leaves open, such as the tokens of a text.
+        length: the size to assume for an unknown dimension, such as the tokens of a text.
     """
     own = [layer for layer in internals.flatten_layers(model) if isinstance(layer, RunsBlocks)]
     entering = [border for layer in own for border in layer.input[:-1]]

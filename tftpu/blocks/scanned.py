@@ -1,8 +1,8 @@
 """Runs equal blocks as one loop over their stacked weights.
 
-The program then holds one block, however deep the model is, and compiles in the time of one. The
-variables stay those of the single blocks, and so do their names and checkpoints: their values are
-stacked inside the program.
+The program then contains one block, however deep the model is, and compiles as fast as one block.
+Each block keeps its own variables, with their names and checkpoints: their values are stacked
+inside the program.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def is_wanted(scan: str, parameters: int) -> bool:
     """Returns whether to run a model's blocks as a loop, if they are alike.
 
     Args:
-        scan: the field of the model: "auto", "none" or "block".
-        parameters: number of the model's.
+        scan: the option of the model: "auto", "none" or "block".
+        parameters: the number of the model's parameters.
 
     Raises:
-        UserError: the loop is asked for, and Keras runs on another backend than JAX.
+        UserError: `scan` is "block", and Keras runs on another backend than JAX.
     """
     backend = keras.config.backend()
     if scan == "block" and backend != "jax":
@@ -37,7 +37,7 @@ def is_wanted(scan: str, parameters: int) -> bool:
 
 
 def is_uniform(blocks: Sequence[keras.Model]) -> bool:
-    """Returns whether blocks differ in nothing but names and the values of their variables."""
+    """Returns whether blocks differ only in their names and the values of their variables."""
     descriptions = [[_describe_layer(layer) for layer in block.layers] for block in blocks]
     return all(description == descriptions[0] for description in descriptions)
 
@@ -49,13 +49,13 @@ def run(
     training: bool,
     remat: str,
 ) -> Tensor:
-    """Runs blocks that are alike one after the other; returns the last output.
+    """Runs equal blocks one after the other, as a loop; returns the output of the last block.
 
     Args:
-        blocks: each maps `[x, *given]` to a tensor like x.
-        x: input of the first.
-        given: what every block takes too.
-        training: as for a model.
+        blocks: the blocks; each maps `[x, *given]` to a tensor of x's shape and dtype.
+        x: the input of the first block.
+        given: further inputs, the same for every block.
+        training: as for a model's `call`.
         remat: what the backward pass recomputes, as for `BlockModel`.
     """
     from tftpu.kernels.jax_checkpoint import scan
@@ -73,7 +73,8 @@ def run(
 def read_values(block: keras.Layer) -> list[Tensor]:
     """Returns the values of a block's variables, in the dtype in which its layers use them.
 
-    Stacked in that dtype they take half of the memory, and the layers would cast each anyway.
+    In a 16-bit dtype the stacked values take half of the memory, and the layers would cast them
+    anyway.
     """
     dtypes = internals.compute_dtypes(block)
 

@@ -1,8 +1,8 @@
-"""Cuts the graph of a functional model without repeated blocks into segments to recompute.
+"""Divides the graph of a functional model without repeated blocks into segments to recompute.
 
-A cut is possible between any two calls: all that is needed later has to be kept there. Following
-Chen et al. 2016 (https://arxiv.org/abs/1604.06174) there are about as many segments as the root of
-the number of calls; each cut is where the fewest numbers are kept.
+A segment may begin at any call; all tensors that later calls need are then kept in memory.
+Following Chen et al. 2016 (https://arxiv.org/abs/1604.06174), n calls are divided into about
+sqrt(n) segments of similar size, which begin where the kept tensors are smallest.
 """
 
 import itertools
@@ -20,11 +20,11 @@ class Segment(NamedTuple):
 
     Attributes:
         nodes: the calls.
-        inputs: the ids of the symbolic tensors that the calls take from before the segment.
-        outputs: the ids of those that they compute and that are needed after the segment.
-        layers: the layers that are called, and those in them.
-        recomputed: whether the backward pass recomputes them. False without layers, and for a layer
-            that is or contains a model whose own graph is cut.
+        inputs: the ids of the symbolic tensors from before the segment that the calls take.
+        outputs: the ids of the symbolic tensors of the segment that are needed after it.
+        layers: the layers that are called, and all layers inside of them.
+        recomputed: whether the backward pass recomputes the calls. False if no layer is called, or
+            if the layer is or contains a model whose own graph is divided into segments.
     """
 
     nodes: list[Any]
@@ -35,12 +35,12 @@ class Segment(NamedTuple):
 
 
 def find_segments(model: keras.Model) -> dict[int, list[Segment]]:
-    """Returns the segments of the graphs of a model and of models in it, by the id of the graph.
+    """Returns the segments of the graphs of a model and of the models inside, by graph id.
 
-    Graphs of fewer than three calls are left whole.
+    Graphs that would be a single segment are left out.
     """
     found: dict[int, list[Segment]] = {}
-    for layer in reversed(internals.flatten_layers(model)):  # inner ones first
+    for layer in reversed(internals.flatten_layers(model)):  # inner models first
         graph = internals.find_graph(layer)
         if graph is not None and id(graph) not in found:
             segments = _cut(graph, found)
@@ -51,7 +51,7 @@ def find_segments(model: keras.Model) -> dict[int, list[Segment]]:
 
 def _cut(graph: Any, inner: Mapping[int, Any]) -> list[Segment]:
     nodes = internals.list_nodes(graph)
-    uses: dict[int, int] = {}  # by the id of a tensor, the place of the last call that takes it
+    uses: dict[int, int] = {}  # maps a tensor's id to the index of the last call that takes it
     for place, node in enumerate(nodes):
         uses |= dict.fromkeys(map(id, node.input_tensors), place)
     uses |= dict.fromkeys(map(id, graph.outputs), len(nodes))
@@ -72,16 +72,16 @@ def _cut(graph: Any, inner: Mapping[int, Any]) -> list[Segment]:
 
 
 def _choose_bounds(calls: Sequence[Any], start: int, uses: Mapping[int, int]) -> list[int]:
-    """Returns the places of the calls with which segments begin, the first one included.
+    """Returns the indices of the calls with which segments begin; the first index is 0.
 
     Args:
-        calls: consecutive calls.
-        start: the place of the first in the graph.
-        uses: the place of the last call that takes a tensor, by its id.
+        calls: consecutive calls of the graph.
+        start: the index of the first of these calls in the whole graph.
+        uses: maps a tensor's id to the index in the graph of the last call that takes it.
     """
     sizes = [_measure(node.outputs) for node in calls]
     done = list(itertools.accumulate(sizes))
-    change = [0] * (len(calls) + 1)  # of the numbers that are kept before each call
+    change = [0] * (len(calls) + 1)  # change in the number of elements kept, before each call
     for place, node in enumerate(calls):
         for tensor in node.outputs:
             end = min(uses.get(id(tensor), 0) - start, len(calls) - 1)
@@ -102,7 +102,7 @@ def _choose_bounds(calls: Sequence[Any], start: int, uses: Mapping[int, int]) ->
 
 
 def _measure(tensors: Iterable[Any]) -> int:
-    """Returns the numbers in tensors, of one example."""
+    """Returns the number of elements in tensors; an unknown dimension counts as 1."""
     return sum(math.prod(size or 1 for size in tensor.shape) for tensor in tensors)
 
 

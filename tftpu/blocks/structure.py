@@ -1,7 +1,7 @@
-"""Finds the repeated blocks of any model by its layers, its graph and its weights.
+"""Finds the repeated blocks of any model from its layers, its graph and its weights.
 
-A block is a layer made of layers, such as a decoder layer of KerasHub, of which a model has several
-with weights of the same shapes. Nothing needs to be known of the class.
+A block is a layer made of layers, such as a decoder layer of KerasHub, that a model has several
+times with weights of the same shapes. It may be of any class.
 """
 
 import collections
@@ -17,14 +17,14 @@ from tftpu.layer_internals import GraphCall
 
 
 class Chain(NamedTuple):
-    """Blocks that are each called with the output of the one before, and otherwise alike.
+    """Blocks in a row, each called on the output of the block before, with equal other arguments.
 
     Attributes:
-        blocks: a whole number of groups.
-        period: blocks per group. Those of a group may differ, as windows of attention that
-            alternate do; the groups are equal.
-        carry: path of the earlier block's output among the arguments, as of a `GraphCall`.
-        rest: the blocks that come after them in the same way, too few for another group.
+        blocks: the blocks, which form a whole number of equal groups.
+        period: the number of blocks in a group. Blocks within a group may differ, for example in
+            alternating attention windows.
+        carry: path of the previous block's output among the arguments, as in a `GraphCall`.
+        rest: the blocks that continue the chain, too few for another group.
     """
 
     blocks: tuple[keras.Layer, ...]
@@ -38,8 +38,8 @@ def find_blocks(model: keras.Model, same_weights: bool = True) -> list[keras.Lay
 
     Args:
         model: the model.
-        same_weights: whether their weights have to have the same shapes, or only their class has
-            to be the same.
+        same_weights: whether blocks count as repeated only if their weights have the same shapes;
+            if False, the same class is enough.
     """
 
     def identify(layer: keras.Layer) -> Any:
@@ -82,7 +82,7 @@ def find_chains(model: keras.Model) -> list[Chain]:
 
 
 def _identify(layer: keras.Layer) -> Any:
-    """Returns what equal blocks have in common; None for a layer that is not a block."""
+    """Returns a block's class and weight shapes, a key to compare; None if it is not a block."""
     if isinstance(layer, keras.Model) or not layer.trainable_variables:
         return None
     if len(internals.flatten_layers(layer)) == 1:
@@ -91,7 +91,10 @@ def _identify(layer: keras.Layer) -> Any:
 
 
 def _split_runs(calls: Sequence[GraphCall]) -> Iterator[list[GraphCall]]:
-    """Yields the calls that differ from the one before only in what it returned."""
+    """Yields runs of calls, each of which takes the output of the call before it.
+
+    All other arguments of the calls in a run are the same.
+    """
     run, carry = [calls[0]], ()
     for call in calls[1:]:
         found = _find_carry(run[-1], call)
@@ -104,9 +107,9 @@ def _split_runs(calls: Sequence[GraphCall]) -> Iterator[list[GraphCall]]:
 
 
 def _find_carry(before: GraphCall, after: GraphCall) -> tuple[Any, ...]:
-    """Returns the path of one call's only output among the arguments of the next.
+    """Returns the path of one call's only output among the arguments of the next call.
 
-    () if it is not there, or if the calls differ in another argument.
+    Returns () if it is not an argument, or if the calls differ in another argument.
     """
     if len(before.outputs) != 1 or before.arguments.keys() != after.arguments.keys():
         return ()
@@ -126,7 +129,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _find_period(blocks: Sequence[keras.Layer]) -> int:
-    """Returns the least number of blocks after which their behaviour repeats."""
+    """Returns the smallest number of blocks after which the settings of the blocks repeat."""
     known = [_describe(block) for block in blocks]
     for period in range(1, len(blocks)):
         if all(known[i] == known[i - period] for i in range(period, len(blocks))):
@@ -135,7 +138,7 @@ def _find_period(blocks: Sequence[keras.Layer]) -> int:
 
 
 def _describe(block: keras.Layer) -> list[Any]:
-    """Returns what determines a block's behaviour, beside the values of its variables."""
+    """Returns the classes and settings of all layers in a block, which determine what it does."""
     return [
         (type(layer), {k: describe_value(v) for k, v in internals.read_settings(layer).items()})
         for layer in internals.flatten_layers(block)
@@ -143,12 +146,12 @@ def _describe(block: keras.Layer) -> list[Any]:
 
 
 def describe_value(value: Any) -> Any:
-    """Returns something that is equal for values that mean the same."""
+    """Returns a comparable description of a setting, equal for settings with the same effect."""
     known = (keras.Variable, keras.KerasTensor, keras.Layer, keras.random.SeedGenerator)
     if isinstance(value, known):
         return type(value).__name__  # compared by shapes and by the layers' own settings
     if isinstance(value, keras.initializers.Initializer):
-        return type(value).__name__  # has done its work; its seed is a random one
+        return type(value).__name__  # no longer has an effect, and its seed may be random
     if isinstance(value, (list, tuple)):
         return [describe_value(item) for item in value]
     if isinstance(value, dict):
@@ -166,4 +169,4 @@ def describe_value(value: Any) -> Any:
 
 
 class Unknown:
-    """A value that is compared by nothing, and so equals no other."""
+    """The description of a value that cannot be compared; an instance equals only itself."""

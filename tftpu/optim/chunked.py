@@ -8,39 +8,39 @@ import keras
 
 from tftpu.tensors import Tensor, ops
 
-CHUNK = 5632  # most classes whose logits are in memory at a time
+CHUNK = 5632  # the largest number of classes whose logits are in memory at a time
 # A logit this far above the base of the exponentials is too large: e^60 times a million still fits
 # into float32.
 FAR = 60.0
-LANES = 128  # lanes of a TPU; a chunk is a multiple of them
-SUBLANES = 16  # a TPU holds as many rows of 16-bit numbers together
+LANES = 128  # lanes of a TPU; the size of a chunk is a multiple of this
+SUBLANES = 16  # rows of a TPU's tile of 16-bit numbers
 _NEVER = -1e30  # the logit of padding; it is finite, so that no difference is NaN
 
 
 class Rows:
-    """The rows of a matrix, (classes, width), on the devices that compute a loss.
+    """The placement of the rows of a matrix, (classes, width), on devices that compute a loss.
 
-    Here one device has them all. In a subclass, each device has its part of the rows, and another
-    part of the tokens.
+    In this class, one device has all rows. In a subclass, each device has a shard of the rows, and
+    its own tokens.
 
     Attributes:
-        count: the number of parts.
-        shares_tokens: whether each device gets the tokens of all devices by `gather_tokens`.
+        count: the number of shards of the rows.
+        shares_tokens: whether `gather_tokens` gives each device the tokens of all devices.
     """
 
     count = 1
     shares_tokens = True
 
     def gather_tokens(self, tokens: Tensor) -> Tensor:
-        """Returns the tokens, (batch, ...), of all devices that have parts."""
+        """Returns the tokens, (batch, ...), of all devices that share the rows, on each device."""
         return tokens
 
     def divide_tokens(self, tokens: Tensor) -> Tensor:
-        """Returns the same tokens, each on the device that it came from."""
+        """Returns gathered tokens, (batch, ...), each again only on the device it came from."""
         return tokens
 
     def shard(self, parts: Tensor) -> Tensor:
-        """Returns a tensor, (count, ...), of which each device computes its part."""
+        """Returns a tensor, (count, ...), sharded along its first axis over the devices."""
         return parts
 
 
@@ -51,7 +51,7 @@ class Chunked(NamedTuple):
     """Results of `chunked_crossentropy` for each token, (batch, time), float32.
 
     Attributes:
-        values: the loss.
+        values: the loss, with label smoothing.
         crossentropy: the loss without label smoothing.
         correct: 1.0 where no class has a larger logit than the label, else 0.0.
     """
@@ -70,18 +70,18 @@ def chunked_crossentropy(
 ) -> Chunked:
     """Returns the cross-entropy of the logits `hidden @ matrix.T` without storing all logits.
 
-    Forward and backward pass both compute the logits, one chunk of classes at a time. If nothing
-    else reads the logits, no (batch, time, classes) tensor is held in memory.
+    Both the forward and the backward pass compute the logits, one chunk of classes at a time. If
+    nothing else reads the logits, no (batch, time, classes) tensor is in memory.
 
     Args:
         hidden: (batch, time, width), in the compute dtype.
         matrix: (classes, width).
-        labels: (batch, time), int32.
+        labels: class ids, (batch, time), int32.
         smoothing: see `SmoothedCrossentropy`.
-        rows: where the rows of the matrix are.
+        rows: the placement of the matrix's rows on devices.
 
     Returns:
-        The results for each token, of which only `values` has a gradient.
+        The results for each token. Only `values` has a gradient.
     """
 
     @ops.custom_gradient
@@ -107,16 +107,18 @@ def chunked_crossentropy(
 
 
 class _Chunks:
-    """The rows of a matrix in chunks, of which each part has one at a time.
+    """The rows of a matrix in shards, each divided into chunks; shards compute a chunk at a time.
 
     Args:
         matrix: (classes, width).
         dtype: the compute dtype.
-        rows: where the rows are.
+        rows: the placement of the rows on devices.
 
     Attributes:
-        table: (parts, rows of a part, width), in the matrix's dtype.
-        values: (parts, count, rows of a chunk, width), a part padded by zeros.
+        classes: the number of classes.
+        count: the number of chunks of a shard.
+        table: (shards, rows of a shard, width), in the matrix's dtype.
+        values: (shards, count, rows of a chunk, width), in the compute dtype; zeros pad a shard.
     """
 
     def __init__(self, matrix: Tensor, dtype: Any, rows: Rows):
@@ -131,7 +133,7 @@ class _Chunks:
         self.values = rows.shard(ops.reshape(padded, chunks))
 
     def compute_logits(self, tokens: Tensor, index: Tensor) -> Tensor:
-        """Returns (parts, batch, time, rows of a chunk), of a chunk of each part."""
+        """Returns the logits of a chunk of each shard, (shards, batch, time, rows of a chunk)."""
         # Both have the compute dtype; products and sums are computed in float32.
         both = ops.cast(tokens, "float32"), ops.cast(self.values[:, index], "float32")
         found = ops.einsum("btw,pcw->pbtc", *both)
@@ -139,12 +141,12 @@ class _Chunks:
         return self.rows.shard(ops.where(inside, found, _NEVER))
 
     def mark_labels(self, labels: Tensor, index: Tensor) -> Tensor:
-        """Returns which of these logits are the labels'."""
+        """Returns a mask of the logits of `compute_logits` that belong to the labels."""
         first = index * self._size
         return _mark_labels(labels, self.rows.count, self._own, first, self._size)
 
     def join(self, values: Tensor) -> Tensor:
-        """Returns the rows of the matrix, (classes, width), from those of all chunks."""
+        """Returns the rows of the matrix, (classes, width), from chunks shaped like `values`."""
         width = values.shape[-1]
         parts = ops.reshape(values, (self.rows.count, self.count * self._size, width))
         return ops.reshape(parts[:, : self._own], (self.classes, width))
@@ -153,10 +155,10 @@ class _Chunks:
 def _sum_over_classes(
     chunks: _Chunks, tokens: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns what the loss of each token consists of.
+    """Returns the sums over all classes that make up each token's loss, (batch, time) each.
 
-    It is the logarithm of the sum of exponentials, the label's logit, the sum of all logits (0
-    without smoothing, which alone needs it), and the largest logit.
+    These are the logarithm of the sum of exponentials, the label's logit, the sum of all logits
+    (0 without smoothing, because only smoothing needs it), and the largest logit.
     """
     rows = chunks.rows
 
@@ -177,9 +179,9 @@ def _sum_over_classes(
         state = [raised, *state, ops.maximum(highest, largest)]
         return index + ops.where(far, 0, 1), *map(rows.shard, state)
 
-    # The largest logit would be the best base of the exponentials, but is not known yet. So the
-    # base is the label's logit, and a chunk whose logits are far above it is repeated with a
-    # larger base.
+    # The exponentials are of the logits minus a base. The largest logit would be the best base, but
+    # is not known yet. So the base is the label's logit, and a chunk whose logits are far above it
+    # is repeated with a larger base.
     base = _compute_label_logits(tokens, chunks.table, labels)
     base = ops.broadcast_to(base, (rows.count, *base.shape))
     zeros = ops.zeros_like(base)
@@ -218,14 +220,14 @@ def _propagate(
 
 
 def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
-    """Returns whether `summed_crossentropy` is better than `chunked_crossentropy`.
+    """Returns whether `summed_crossentropy` is faster than `chunked_crossentropy`, and safe.
 
-    Chunk by chunk, the former adds up the gradient of a device's rows in memory, the latter that of
-    the tokens; the smaller one is better. A device with all rows mostly has more rows than tokens.
-    The former multiplies by the factor of the sum last: its gradients in float16 may overflow.
+    Chunk by chunk, the former adds to the gradient of a device's rows in memory, the latter to the
+    gradient of the tokens; the smaller gradient is faster. A device with all rows usually has more
+    rows than tokens. The former applies the sum's factor last, so in float16 it may overflow.
 
     Args:
-        rows: where the rows of the matrix are.
+        rows: the placement of the matrix's rows on devices.
         hidden: (batch, time, width).
         classes: the number of classes.
     """
@@ -247,15 +249,15 @@ def summed_crossentropy(
 ) -> tuple[Tensor, Chunked]:
     """Returns the weighted sum of the losses of `chunked_crossentropy`, and its results.
 
-    It computes the logits of all classes for some tokens at a time, whose gradient is known then
-    but for the factor of the sum. So the backward pass computes no logits again.
+    The forward pass computes the logits of all classes for some tokens at a time, together with
+    their gradient. The backward pass only scales this gradient and computes no logits again.
 
     Args:
         hidden, matrix, labels, smoothing, rows: as for `chunked_crossentropy`.
         weight: the factor of each token in the sum, (batch, time), float32; it has no gradient.
 
     Returns:
-        The sum, (), which alone has a gradient; and the results for each token.
+        The sum, (), float32; and the results for each token. Only the sum has a gradient.
     """
     classes, width = matrix.shape
     own, time = classes // rows.count, labels.shape[1]
@@ -320,13 +322,13 @@ def summed_crossentropy(
 
 
 class _Differentiated(NamedTuple):
-    """The loss of some tokens with all classes, and its gradient.
+    """The loss of some tokens over all classes, and its gradient.
 
     Attributes:
-        far: whether a logit is so far above the base that only `base` is valid here.
-        base: the base to use next, (batch, time); where a logit is far above, a larger one.
+        far: whether a logit is far above the base, () bool; then only `base` is valid.
+        base: the base of the exponentials to use next, (batch, time), larger if `far`.
         results: see `Chunked`.
-        d_logits: the gradient with respect to the logits, (parts, batch, time, rows).
+        d_logits: the gradient with respect to the logits, (shards, batch, time, rows).
     """
 
     far: Tensor
@@ -341,9 +343,9 @@ def _differentiate(
     """Returns the loss of some tokens, and its gradient.
 
     Args:
-        logits: the logits of each part's rows, (parts, batch, time, rows), float32.
-        is_true: which of them are the labels'.
-        base: the base of the exponentials, (batch, time).
+        logits: the logits of each shard's rows, (shards, batch, time, rows), float32.
+        is_true: whether a logit is that of the label, bool of the same shape.
+        base: the value subtracted from the logits in exponentials, (batch, time).
         smoothing: see `SmoothedCrossentropy`.
     """
     classes = logits.shape[0] * logits.shape[3]
@@ -354,7 +356,7 @@ def _differentiate(
     highest = over_classes(ops.max, logits)
     total = over_classes(ops.sum, ops.exp(logits - base[..., None]))
     true = over_classes(ops.sum, ops.where(is_true, logits, 0.0))
-    # As in `chunked_crossentropy`: NaN is never far, and what is far is computed again.
+    # As in `chunked_crossentropy`: NaN is never far, and the caller repeats tokens that are far.
     far = ops.any(highest - base > FAR)
     log_sum = base + ops.log(total)
     plain = value = log_sum - true
@@ -369,10 +371,10 @@ def _differentiate(
 
 
 def choose_positions(time: int, classes: int) -> int:
-    """Returns how many positions of each text `summed_crossentropy` takes at a time.
+    """Returns how many positions of each text `summed_crossentropy` computes at a time.
 
-    Each chunk reads and writes the sum of the gradient, so there are half as many as `CHUNK` says,
-    and as little padding behind the texts as can be.
+    It computes twice as many logits at a time as `CHUNK` allows, because every iteration reads and
+    writes the whole gradient. Of the possible numbers, it takes one with the least padding.
     """
     most = max(2 * time * CHUNK // classes, SUBLANES)
     sizes = range(SUBLANES, min(most, time) + 1, SUBLANES)
@@ -380,28 +382,31 @@ def choose_positions(time: int, classes: int) -> int:
 
 
 def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, count: int) -> Tensor:
-    """Returns which `count` rows of each part, of `own`, are the labels': (parts, ..., count)."""
+    """Returns a mask of the rows that are labels, (parts, ..., count), bool.
+
+    It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
+    """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
     row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
     return row[..., None] == list_classes(first, count)
 
 
 def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:
-    """Returns the logit of each label, (batch, time), float32; of no class, that of the nearest.
+    """Returns the logit of each label, (batch, time), float32; clips labels to valid classes.
 
-    Each part looks up its own rows, so that numbers are sent between devices, and not rows.
+    Each shard looks up its own rows, so devices exchange logits rather than rows.
 
     Args:
         hidden: (batch, time, width).
-        table: (parts, rows, width).
-        labels: (batch, time).
+        table: (shards, rows, width).
+        labels: class ids, (batch, time), int32.
     """
     parts, own, _ = table.shape
     labels = ops.clip(labels, 0, parts * own - 1)
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]  # (parts, batch, time)
     inside = ops.logical_and(row >= 0, row < own)
     row = ops.clip(row, 0, own - 1)
-    if parts == 1:  # Keras's other function makes an index of each number on TensorFlow
+    if parts == 1:  # on TensorFlow, take_along_axis would build an index for each element
         near = ops.take(table[0], row, axis=0)
     else:
         near = ops.take_along_axis(table, ops.reshape(row, (parts, -1, 1)), axis=1)
@@ -414,7 +419,7 @@ def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tens
 def divide_classes(classes: int, parts: int) -> tuple[int, int]:
     """Returns the number of chunks of each part of the classes, and the classes of a chunk.
 
-    The chunks of all parts have about `CHUNK` classes together, and each has one of its part's.
+    One chunk of each part is computed at a time, about `CHUNK` classes together.
     """
     own = classes // parts
     size = math.ceil(own / math.ceil(classes / CHUNK) / LANES) * LANES
@@ -427,7 +432,7 @@ def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[T
     It is a loop because the compiler would otherwise process all chunks at the same time.
 
     Returns:
-        The last state.
+        The final state.
     """
     index = ops.zeros((), "int32")
     _, *state = ops.while_loop(lambda index, *_: index < count, body, (index, *start))
@@ -435,9 +440,9 @@ def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[T
 
 
 def list_classes(first: Tensor | int, count: int) -> Tensor:
-    """Returns the `count` classes from `first` on: (count,), int32.
+    """Returns the `count` class ids from `first` on: (count,), int32.
 
-    Labels are compared with them instead of gathered by: a TPU scatters the gradient of a gather
-    row by row.
+    A loss compares labels with them instead of gathering logits at the labels, because a TPU
+    scatters the gradient of a gather row by row.
     """
     return first + ops.arange(count, dtype="int32")

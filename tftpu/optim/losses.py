@@ -13,11 +13,11 @@ class SmoothedCrossentropy(keras.losses.Loss):
     """Cross-entropy of labels and logits, with label smoothing (Szegedy et al. 2015).
 
     Follows https://arxiv.org/abs/1512.00567: the true class gets `1 - smoothing`, and all classes
-    share `smoothing`. Its mean is weighted by the examples' weights. Keras smooths one-hot labels
-    only, which for a vocabulary of 50,000 are 50,000 times as large as class ids.
+    share `smoothing`. Its mean is weighted by the sample weights. Keras smooths only one-hot
+    labels, which are 50,000 times as large as class ids for a vocabulary of 50,000.
 
     Labels are class ids, integers of the logits' shape without the last dimension; or soft labels
-    of the logits' shape, as MixUp makes them: shares of the classes that sum to 1.
+    of the logits' shape, as MixUp makes them: probabilities of the classes, which sum to 1.
 
     Args:
         smoothing: between 0 and 1; 0 is plain cross-entropy.
@@ -39,7 +39,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
         """Returns the cross-entropy of each element, from its logits.
 
         Args:
-            y_true: labels, (batch, ...) integers or (batch, ..., classes) shares.
+            y_true: labels, (batch, ...) class ids or (batch, ..., classes) probabilities.
             y_pred: logits, (batch, ..., classes).
 
         Returns:

@@ -10,7 +10,7 @@ from tftpu.tensors import Tensor, ops
 
 @keras.saving.register_keras_serializable("tftpu")
 class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
-    """The cross-entropy in bits for each token: bits per byte where a token is a byte.
+    """The mean cross-entropy in bits per token; bits per byte if tokens are bytes.
 
     Args:
         name: the name of the metric.
@@ -26,9 +26,9 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
 
 @keras.saving.register_keras_serializable("tftpu")
 class Accuracy(keras.metrics.MeanMetricWrapper):
-    """The share of examples whose largest logit is that of the label.
+    """The fraction of examples whose largest logit is that of the label.
 
-    Labels are class ids, or soft labels, whose largest share counts as the label.
+    Labels are class ids, or soft labels, whose most probable class counts as the label.
 
     Args:
         name: the name of the metric.

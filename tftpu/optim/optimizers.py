@@ -24,10 +24,10 @@ def build(
     """Returns the optimizer of an experiment.
 
     Args:
-        config: name and hyper-parameters of the optimizer; a name alone is Keras's optimizer with
-            Keras's defaults.
-        global_batch_size: examples per step, for the scaling of the learning rate.
-        steps: total length of the run, for the decay.
+        config: name and hyper-parameters of the optimizer; a name alone gives an optimizer with its
+            class's default hyper-parameters.
+        global_batch_size: examples per step, which may scale the learning rate.
+        steps: the number of steps of the whole run, at which the learning rate's decay ends.
 
     Raises:
         UserError: an unknown name.
@@ -46,7 +46,7 @@ def build(
             steps,
             config.warmup_steps,
         )
-    # Keras annotates learning rates as float, but also takes schedules.
+    # Keras annotates learning rates as float, but also accepts schedules.
     rate: Any = build_schedule(config, global_batch_size, steps)
     decay: Any = config.weight_decay or None
     kinds = keras.optimizers
@@ -77,9 +77,9 @@ def build(
 class LARS(keras.optimizers.Optimizer):
     """Layer-wise adaptive rate scaling, for very large batches of images.
 
-    Follows You et al. 2017, https://arxiv.org/abs/1708.03888. Each matrix or kernel moves by a step
-    whose norm is `trust` times its own: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
-    (g + decay w)`, `w <- w - v`. Biases and norms take the plain gradient and no decay.
+    Follows You et al. 2017, https://arxiv.org/abs/1708.03888. The norm of a weight's step is about
+    `lr trust` times the norm of the weight: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
+    (g + decay w)`, `w <- w - v`. Biases and norms use the plain gradient, without decay.
 
     Args:
         learning_rate: a number or a schedule.
@@ -111,7 +111,7 @@ class LARS(keras.optimizers.Optimizer):
         self._momentums = self.add_optimizer_variables(variables, "momentum")
 
     def update_step(self, gradient: Tensor, variable: Tensor, learning_rate: Tensor) -> None:
-        """Updates one variable by its gradient."""
+        """Updates one variable, given the gradient with respect to it."""
         rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
         momentum = self._momentums[self._get_variable_index(variable)]

@@ -1,4 +1,4 @@
-"""Keras's dtype policies: the one that a precision means, and what is built under one."""
+"""Chooses the Keras dtype policy of a precision, and sets it while a model is built."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
 
 
 def choose_policy(name: str | None, platform: str) -> str:
-    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None: Keras's current."""
+    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None: the current one."""
     if name is None:
         return keras.config.dtype_policy().name
     return _AUTO[platform] if name == "auto" else name

@@ -12,9 +12,9 @@ from tftpu.tensors import Tensor, ops
 def compute_peak_rate(config: OptimizerConfig, global_batch_size: int) -> float:
     """Returns the learning rate after the warmup.
 
-    "linear" follows Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), "sqrt" Krizhevsky 2014
-    (https://arxiv.org/abs/1404.5997): the configured rate is that of `base_batch_size` examples a
-    step.
+    The scaling "linear" follows Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), "sqrt"
+    Krizhevsky 2014 (https://arxiv.org/abs/1404.5997). The configured learning rate is meant for
+    steps of `base_batch_size` examples.
     """
     ratio = global_batch_size / config.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scaling]
@@ -30,10 +30,10 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         steps: total steps of the run.
         warmup_steps: steps of the warmup.
         decay: "constant", "cosine" (Loshchilov & Hutter 2016), "linear", "polynomial" (with
-            exponent `power`), or "step": times `rate` at each of `boundaries`.
-        end_factor: share of the peak at which cosine, linear and polynomial end.
-        power: exponent of the polynomial.
-        boundaries, rate: steps and factor of the decay in steps.
+            exponent `power`), or "step": multiplied by `rate` at each of `boundaries`.
+        end_factor: fraction of the peak at which cosine, linear and polynomial decays end.
+        power: exponent of the polynomial decay.
+        boundaries, rate: the steps at which a "step" decay multiplies the rate, and its factor.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         self.rate = rate
 
     def __call__(self, step: Tensor) -> Tensor:
-        """Returns the learning rate after a number of steps, () float32."""
+        """Returns the learning rate, () float32, after `step` steps."""
         step = ops.cast(step, "float32")
         warm = step / max(self.warmup_steps, 1)
         done = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
@@ -66,11 +66,11 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * ops.where(step < self.warmup_steps, warm, factor)
 
     def _compute_factor(self, done: Tensor, step: Tensor) -> Tensor:
-        """Returns the share of the peak.
+        """Returns the decay factor by which the peak is multiplied.
 
         Args:
-            done: the part of the way from the end of the warmup to the last step.
-            step: steps done.
+            done: the elapsed fraction of the steps after the warmup, in [0, 1], () float32.
+            step: the number of steps done, () float32.
         """
         if self.decay == "constant":
             return ops.ones_like(done)

@@ -18,7 +18,7 @@ from tftpu.runtime.hosts import Task
 from tftpu.tpu import environment
 from tftpu.tpu.compiler_options import AUTO
 
-# The engine that the last `connect` made. Models do not refer to it.
+# The engine that the last `connect` created. Models have no reference to their engine.
 _connected: list[JaxEngine] = []
 
 
@@ -39,7 +39,7 @@ def connect(
 
     Raises:
         UserError: a requested TPU is not available, or the mesh does not fit the devices.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     place = find_task(tpu, virtual_devices)
     together = None
@@ -48,9 +48,9 @@ def connect(
     found = _choose_devices(tpu, virtual_devices)
     if jax.process_count() != place.count:
         raise UserError(
-            f"JAX finds the devices of {jax.process_count()} hosts, but {place.count} would "
-            "train. On a slice of several hosts, run the same command on each host; the metadata "
-            "server or TF_CONFIG must name them all."
+            f"JAX finds the devices of {jax.process_count()} hosts, but this run has "
+            f"{place.count}. On a slice of several hosts, run the same command on each host; the "
+            "metadata server or TF_CONFIG must name them all."
         )
     sizes = mesh_sizes(mesh, len(found))
     _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options, together)]
@@ -58,15 +58,15 @@ def connect(
 
 
 def find_task(tpu: str, virtual_devices: int | None) -> Task:
-    """Returns the place of this process among those that train together.
+    """Returns the index of this process, and the number of processes that train together.
 
-    The place comes from TF_CONFIG, or on a TPU slice of several hosts from the metadata server.
+    They come from TF_CONFIG, or on a TPU slice of several hosts from the metadata server.
 
     Args:
         tpu, virtual_devices: as for `connect`.
 
     Raises:
-        UserError: TF_CONFIG cannot be used.
+        UserError: TF_CONFIG is invalid.
     """
     found = hosts.read_task()
     on_tpu = tpu in ("auto", "local") and virtual_devices is None and environment.has_tpu()
@@ -74,14 +74,14 @@ def find_task(tpu: str, virtual_devices: int | None) -> Task:
 
 
 def resolve_engine() -> JaxEngine:
-    """Returns the engine of the last `connect`; without one, that of the first device."""
+    """Returns the engine of the last `connect`; without one, an engine for the first device."""
     if not _connected:
         _connected.append(JaxEngine(meshes.make(mesh_sizes(None, 1), _find_devices()[:1])))
     return _connected[0]
 
 
 def detect_platform() -> str:
-    """Returns the platform that JAX sees: "tpu", "gpu" or "cpu"."""
+    """Returns the platform of JAX's first device: "tpu", "gpu" or "cpu"."""
     return _find_devices()[0].platform
 
 
@@ -106,9 +106,10 @@ def _choose_devices(tpu: str, virtual_devices: int | None) -> Sequence[meshes.De
 def _find_devices() -> Sequence[meshes.Device]:
     """Returns the devices that JAX chooses.
 
-    A TPU library that is installed only for preflight would first look for chips, and log errors.
+    Without a TPU or a JAX plugin, sets JAX to use the CPU, because a TPU library that is installed
+    only for preflight would look for chips and log errors.
     """
-    # Other plugins, for example of GPUs.
+    # JAX plugins for other devices, such as GPUs.
     others = importlib.metadata.entry_points(group="jax_plugins")
     settings: Any = jax.config  # JAX declares no types for its options
     if settings.jax_platforms is None and not others and not environment.has_tpu():
@@ -124,7 +125,7 @@ def _find_without_tpu() -> Sequence[meshes.Device]:
 def use_cpu() -> None:
     """Makes JAX run on the CPU, so that an installed TPU library does not look for chips.
 
-    If JAX runs already, it keeps its devices.
+    Has no effect if JAX is already initialized.
     """
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
@@ -137,7 +138,7 @@ def _create_virtual_cpus(count: int) -> Sequence[meshes.Device]:
     found = jax.local_devices(backend="cpu")
     if len(found) < count:
         raise UserError(
-            f"virtual_devices={count} cannot be set up, because JAX already runs with "
+            f"virtual_devices={count} cannot take effect, because JAX already runs with "
             f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
             "JAX."
         )

@@ -1,8 +1,8 @@
-"""Convolutions of groups of channels in programs for several devices.
+"""Grouped convolutions in programs for several devices.
 
-Where devices hold the same examples, as along `tensor`, XLA multiplies the gradient of such a
-convolution's kernel by their number (jax 0.10.2 on CPU devices; a test tries it). So each device
-convolves its own examples and groups here, and XLA has nothing to divide.
+If devices hold the same examples, as along `tensor`, XLA's gradient of a grouped convolution's
+kernel is too large by a factor of their number (jax 0.10.2 on CPU devices; a test checks this).
+Here each device convolves its own examples and groups, so XLA does not partition the convolution.
 """
 
 import inspect
@@ -17,15 +17,14 @@ from tftpu.sharding import CHANNELS, EXAMPLES
 
 
 def convolve(original: Callable[..., jax.Array], *args: Any, **kwargs: Any) -> jax.Array:
-    """Computes what `jax.lax.conv_general_dilated` does, with groups sharded by hand.
+    """Computes `jax.lax.conv_general_dilated`, with the groups sharded explicitly over devices.
 
-    The sharding is that of the program being traced. JAX's own function computes what has no
-    groups, what a device computes of its own shard, and all where devices hold examples of their
-    own.
+    Calls JAX's function unchanged if there is one group, inside a function that runs per device, or
+    if the program being traced has no axis whose devices hold the same examples.
 
     Args:
-        original: that function.
-        args, kwargs: its arguments.
+        original: `jax.lax.conv_general_dilated`.
+        args, kwargs: the arguments of `original`.
     """
     if not sharding.is_sharded(sharding.TOKENS) or _is_of_one_device():
         return original(*args, **kwargs)
@@ -56,7 +55,7 @@ def convolve(original: Callable[..., jax.Array], *args: Any, **kwargs: Any) -> j
 
 
 def _is_of_one_device() -> bool:
-    """Returns whether what is traced is what one device computes, as in `jax.shard_map`."""
+    """Returns whether the code being traced runs per device, as inside `jax.shard_map`."""
     return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
 
 
@@ -64,8 +63,9 @@ def _name_dimensions(places: Sequence[int], first: Any, second: Any) -> tuple[An
     """Returns the names of an array's dimensions for `tftpu.sharding.shard_function`.
 
     Args:
-        places: where the dimensions are that JAX names first and second, and those of space.
-        first, second: the names of these two.
+        places: a spec of `jax.lax.ConvDimensionNumbers`: the positions of the two non-spatial
+            dimensions, then of the spatial ones.
+        first, second: the names of the two non-spatial dimensions; the others have none.
     """
     names = {places[0]: first, places[1]: second}
     return tuple(names.get(place) for place in range(len(places)))

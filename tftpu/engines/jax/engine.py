@@ -30,7 +30,7 @@ from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 
-# JAX errors that this process caused, whatever happens on other hosts.
+# Beginnings of JAX errors that have a cause in this process, not on other hosts.
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
@@ -82,7 +82,7 @@ class JaxEngine(BaseEngine):
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
-        """Raises `UserError` for a model that cannot be trained as it is."""
+        """Raises `UserError` for a model that this engine cannot train."""
         try:
             checks.refuse_model(model, objectives, labelled=False)
         except OwnStepsNeeded as reason:
@@ -105,7 +105,7 @@ class JaxEngine(BaseEngine):
         return feed.iterate_arrays(batches)
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of what a step calls the model with: the whole batch."""
+        """Returns the spec of the model's input in a step, which is the whole global batch."""
         return conversion.replace_examples(
             shard_spec, self.data_shards * count_examples(shard_spec)
         )
@@ -113,7 +113,7 @@ class JaxEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> JaxOwnSteps:
-        """Prepares a model whose own steps train it, as one program over the mesh."""
+        """Prepares a model that its own `train_step` trains, as one program over the mesh."""
         self._check_own_steps(model, reason)
         with self.scope():
             return JaxOwnSteps(
@@ -130,8 +130,8 @@ class JaxEngine(BaseEngine):
         """Raises `UserError` unless the model's own steps can run on these devices."""
         if model.run_eagerly and (self._platform == "tpu" or self.hosts.count > 1):
             raise UserError(
-                f"{reason} That works on the CPUs or GPUs of one machine: a TPU and several hosts "
-                "run only compiled programs. Leave run_eagerly out."
+                f"{reason} Eager steps work only on the CPUs or GPUs of one machine: a TPU and "
+                "several hosts run only compiled programs. Compile the model without run_eagerly."
             )
 
     def prepare(
@@ -142,8 +142,8 @@ class JaxEngine(BaseEngine):
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ) -> JaxExecutor:
-        """Prepares a model for the mesh."""
-        with self.scope():  # layers that are built later belong on the devices, too
+        """Prepares a model to train, evaluate and predict on the mesh."""
+        with self.scope():  # layers that the executor builds belong on the devices, too
             return JaxExecutor(
                 self.mesh,
                 self._part,

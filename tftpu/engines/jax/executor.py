@@ -41,9 +41,9 @@ class JaxExecutor(BaseExecutor):
     Args:
         mesh: the devices.
         part: the part of each global batch that this process feeds.
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices: "tpu", "gpu" or "cpu".
         model: the compiled model.
-        options: the options of its step.
+        options: the options of the train step.
         batch_spec: the spec of a batch, which builds the model if needed.
         objectives: the objectives that replace the compiled loss and optimizer.
         labelled: whether batches have labels; without them the model only predicts.
@@ -86,7 +86,7 @@ class JaxExecutor(BaseExecutor):
 
     @property
     def step(self) -> int:
-        """The number of training steps done, skipped ones included."""
+        """The number of training steps done, including skipped steps."""
         return self.variables.step
 
     @property
@@ -95,14 +95,14 @@ class JaxExecutor(BaseExecutor):
         return float(self._weight_norm(self.variables.read_trained_values()))
 
     def begin_at(self, step: int) -> None:
-        """Counts the steps before this one as done, although they were not trained."""
+        """Sets the number of training steps done, as if all steps before `step` were trained."""
         self.variables.step = step
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns of batch statistics; refuses metrics that are not sums.
+        """Warns of batch statistics over microbatches; rejects metrics that are not sums.
 
-        The program sees a whole microbatch on any number of devices. With a single microbatch, no
-        result depends on the division.
+        The program computes a whole microbatch, on any number of devices. With one microbatch, no
+        result depends on how the batch is divided.
         """
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
@@ -124,7 +124,7 @@ class JaxExecutor(BaseExecutor):
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         hooks: BatchHooks | None = None,
     ) -> np.ndarray:
-        """Returns the sums over a finite data set, which `eval_sums` reads."""
+        """Returns the sums over a finite data set, (size,) float64; `eval_sums` reads them."""
         self._check_evaluated(dataset)
         items = self._iterate_evaluated(dataset)
         values, sums = self._eval_step.read_values(), self._make_zeros(self.eval_sums.size)
@@ -139,8 +139,8 @@ class JaxExecutor(BaseExecutor):
                         None if valid is None else self._place_batch(valid),
                     )
                     before, sums = sums, self._evaluate(values, sums, *placed)
-                    # On a CPU, devices that are many batches apart would wait for each other
-                    # forever.
+                    # On a CPU, a device that runs many batches ahead of the others would cause a
+                    # deadlock.
                     jax.block_until_ready(before)
                 if hooks is not None and hooks.end(first, np.asarray(sums, np.float64)):
                     break
@@ -172,7 +172,7 @@ class JaxExecutor(BaseExecutor):
         return jax.tree.map(np.asarray, self._compute_outputs(given))
 
     def _compute_outputs(self, x: Nest) -> Nest:
-        """Returns the outputs on the devices; random layers draw other numbers next time."""
+        """Returns the outputs on the devices, and advances the seeds of random layers."""
         states = self.variables.seed_states
         seeds = [v.value for v in states]
         outputs, new = self._predict(self._eval_step.read_values(), seeds, x)
@@ -191,28 +191,28 @@ class JaxExecutor(BaseExecutor):
         )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:
-        """Returns the averages of the trainable weights by path; empty if none are kept.
+        """Returns the averages of the trainable weights by path; empty without weight averages.
 
         Raises:
-            UserError: several hosts each hold a part of the weights.
+            UserError: the weights are on several hosts.
         """
         if self.variables.layout.mesh.is_multi_process:
             raise UserError(
-                "Several hosts each hold a part of the weights. Export them on one machine from "
-                "a checkpoint, with `tftpu export-weights` or with a Trainer that restores it."
+                "The weights are divided among several hosts. Export them on one machine from a "
+                "checkpoint, with `tftpu export-weights` or with a Trainer that restores it."
             )
         variables = self.variables.model.trainable_variables
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
 
     def _check_evaluated(self, dataset: Any) -> None:
-        """Refuses metrics that are not sums; once."""
+        """Raises `UserError`, at the first evaluation, for metrics that are not sums."""
         if not self._metrics_checked:
             whole = conversion.build_whole_evaluation(dataset)
             self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
             self._metrics_checked = True
 
     def _iterate_evaluated(self, dataset: Any) -> Iterator[tuple[Nest, Any]]:
-        """Returns an iterator over batches with their masks; None: nothing is padded."""
+        """Returns an iterator over pairs of a batch and its mask, None if it has no padding."""
         if isinstance(dataset, Stream):
             return ((to_arrays(batch), None) for batch in dataset.iterate())
         padded = conversion.build_evaluation(dataset, self._shards)
@@ -252,12 +252,12 @@ class JaxTrainLoop(BaseTrainLoop):
     Args:
         state: the variables.
         part: the part of each global batch that this process feeds.
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices: "tpu", "gpu" or "cpu".
         step: the train step.
-        compiler_options: XLA's options for it, by name.
+        compiler_options: XLA's options for the train step, by name.
 
     Attributes:
-        step: the train step that it runs.
+        step: the train step.
     """
 
     step: TrainStep
@@ -288,7 +288,7 @@ class JaxTrainLoop(BaseTrainLoop):
         )
 
     def run(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on the devices, each while the host prepares the next batch."""
+        """Runs training steps on the devices, while the host prepares the next batches."""
         state, waited = self._state, 0.0
         self.step.check_constants()
         values = state.read_values()
@@ -310,16 +310,16 @@ class JaxTrainLoop(BaseTrainLoop):
         return LoopResult(np.asarray(sums, np.float64), waited, done)
 
     def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on whole batches of the host."""
+        """Runs training steps on whole batches in host memory."""
         return self.run(batches, steps)
 
     def _place(self, batch: Nest) -> Nest:
-        """Puts a batch of the host on the devices, filled up with padding."""
+        """Puts a batch from host memory on the devices, with padding up to the step's size."""
         layout, size = self.step.microbatching, count_examples(batch)
         if size * self._part.count == layout.padded != size:
-            return feed.place_shard(batch, self._state.layout, self._part)  # one host's part
+            return feed.place_shard(batch, self._state.layout, self._part)  # this host's part
         expected = layout.padded if layout.examples is None else layout.examples
-        if size != expected:  # its padding would count
+        if size != expected:  # padding that the step does not expect would count as examples
             raise UserError(explain_size(expected, size))
         if layout.whole:
             return feed.place_batch(batch, self._state.layout, self._part)

@@ -1,4 +1,4 @@
-"""Batches of a data set on the devices of a mesh."""
+"""Reads batches of a data set and places them on the devices of a mesh."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ from tftpu.tensors import Nest
 
 
 def iterate_arrays(batches: tf.data.Dataset) -> Iterator[Nest]:
-    """Yields the batches of a data set as NumPy arrays, prepared while the devices work."""
+    """Yields the batches of a data set as NumPy arrays, and prefetches the next ones."""
     with data_errors():
         yield from limit_tuning(batches.prefetch(tf.data.AUTOTUNE)).as_numpy_iterator()
 
@@ -55,9 +55,9 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
     """Puts this process's part of a global batch on its devices; returns the global batch.
 
     Args:
-        batch: the part as nested NumPy arrays.
+        batch: this process's part as nested NumPy arrays, (examples, ...).
         layout: the shardings of batches.
-        part: the place of the part in the global batch.
+        part: the position of this part in the global batch.
     """
 
     def place(array):
@@ -71,7 +71,7 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
 
 
 def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
-    """Puts a batch on the devices, sharded by example, or whole on each if that is impossible.
+    """Puts a batch on the devices, sharded by example, or whole on each if it is indivisible.
 
     Args:
         batch: the batch as nested NumPy arrays, the same on all hosts.
@@ -84,7 +84,7 @@ def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
 
 
 def slice_shard(batch: Nest, part: BatchShard) -> Nest:
-    """Returns a part of a global batch."""
+    """Returns the examples of a global batch that a process feeds."""
     size = count_examples(batch) // part.count
     first = part.index * size
     return jax.tree.map(lambda array: array[first : first + size], batch)

@@ -17,14 +17,14 @@ def compile_function(
     weights: Callable[[], list[Tensor]] | None = None,
     replaces_state: bool = False,
 ) -> Callable[..., Any]:
-    """Returns a jitted function.
+    """Returns a jitted function that reads a model's variables.
 
     Args:
-        model: the model whose variables it reads, with the values that they have at each call.
+        model: the model; each call of the function uses the present values of its variables.
         function, replaces_state: see `tftpu.engines.functions.compile_function`.
-        tracing: a function that returns a context to trace in.
-        weights: a function that returns the values of the trainable variables; None: their own
-            values.
+        tracing: a function that returns the context in which to trace.
+        weights: a function that returns the values to use for the trainable variables; None: their
+            present values.
     """
     trainable, untrained = model.trainable_variables, model.non_trainable_variables
     variables = [*trainable, *untrained]

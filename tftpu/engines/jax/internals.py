@@ -1,6 +1,6 @@
-"""The private interfaces of Keras's JAX backend that the engine uses, and what it replaces in JAX.
+"""Private interfaces of Keras's JAX backend, and replacements of functions of Keras and JAX.
 
-Tested with Keras 3.14 - 3.15 and jax 0.10.2; `tests/engines/jax/test_convolution.py` tries them.
+Tested with Keras 3.14 - 3.15 and jax 0.10.2: see `tests/engines/jax/test_convolution.py`.
 """
 
 import functools
@@ -18,20 +18,20 @@ _Put = Callable[[Any, jax.sharding.Sharding], jax.Array]
 
 
 def set_layout(variable: keras.Variable, layout: Any) -> None:
-    """Makes every assignment to a variable place the value by a layout."""
+    """Sets the layout with which a variable places every value that is assigned to it."""
     private: Any = variable
     private._layout = layout
 
 
 def place_values_by(put: _Put) -> None:
-    """Makes a function place every value assigned to a variable, from now on in this process.
+    """Places every value assigned to a variable with `put`, from now on in this process.
 
-    Keras moves an array of the host to one device as a whole, and divides it there: a device would
-    need room for the largest array of a file. Its own way also fails where each of several hosts
-    has one device (JAX 0.10.2).
+    Keras copies a whole array from the host to one device and shards it there, so this device would
+    need memory for the largest array of a file. Keras's function also fails if several hosts have
+    one device each (JAX 0.10.2).
 
     Args:
-        put: a function from a value and the sharding of a variable to the array.
+        put: a function from a value and the sharding of a variable to the `jax.Array`.
     """
     library: Any = backend.distribution_lib
     own = library.distribute_tensor
@@ -50,9 +50,9 @@ def place_values_by(put: _Put) -> None:
 
 
 def _place_assigned_by(put: _Put) -> None:
-    """Makes a function place the arrays of the host that are assigned to sharded variables.
+    """Places NumPy arrays that are assigned to sharded variables with `put`.
 
-    Values of another shape are left to Keras, which raises an error for them.
+    Keras itself handles values of another shape, and raises an error for them.
     """
     kind: Any = backend.Variable
     own = kind.assign
@@ -72,12 +72,12 @@ def _place_assigned_by(put: _Put) -> None:
 
 
 def convolve_by(convolve: Callable[..., Any]) -> None:
-    """Makes a function convolve for Keras's layers and all else, from now on in this process.
+    """Replaces `jax.lax.conv_general_dilated` by `convolve`, from now on in this process.
 
-    JAX's own module has the function under its name too: `vmap` calls that with more groups.
+    Also replaces it in JAX's private module, where `vmap` finds it and calls it with more groups.
 
     Args:
-        convolve: a function of `jax.lax.conv_general_dilated` and of its arguments.
+        convolve: a function of the original `jax.lax.conv_general_dilated` and its arguments.
     """
     own = convolution.conv_general_dilated
     if getattr(own, "__module__", "") == __name__:  # an earlier call has replaced it already

@@ -23,20 +23,20 @@ _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 def count_step_flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
     """Returns the FLOPs of a step's products, forward and backward, from its forward pass.
 
-    A multiplication and its addition count as two. Elementwise operations are left out, and so are
-    batched products of activations with activations, such as attention's: 6 x parameters x tokens
-    for a transformer that is trained whole (`tftpu.engines.origins`). Operations that no result
-    depends on do not count. Of several branches, only the largest counts.
+    A multiply-add counts as two FLOPs. Elementwise operations do not count, nor do batched products
+    of activations with activations, as in attention. This gives 6 x parameters x tokens for a fully
+    trained transformer (`tftpu.engines.origins`). Operations that no result depends on do not
+    count. Of several branches, only the largest counts.
 
     Args:
         jaxpr: the forward pass.
-        origins: the origins of its inputs.
+        origins: the origin of each input of the forward pass.
     """
     return _count_jaxpr(jaxpr, origins)[0]
 
 
 def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
-    """Returns the FLOPs of a computation, and the origins of its results."""
+    """Returns the FLOPs of a computation, and the origin of each of its results."""
     origins = dict(zip(map(id, jaxpr.invars), given))
     total = 0
     for equation in _find_used(jaxpr):
@@ -62,9 +62,9 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
 def _count_called(
     equation: Any, bodies: list[Jaxpr], inputs: list[Origin]
 ) -> tuple[int, list[Origin]]:
-    """Returns the FLOPs of the computations of an equation, and the origins of its results."""
-    # The inputs of a scan are its constants, and then the values that one iteration passes to the
-    # next.
+    """Returns the FLOPs of the computations that an equation calls, and its results' origins."""
+    # The first inputs of a scan are its constants, followed by the values that one iteration passes
+    # to the next.
     first = equation.params["num_consts"] if equation.primitive.name == "scan" else 0
     carried = equation.params["num_carry"] if equation.primitive.name == "scan" else 0
     count = len(equation.outvars)
@@ -87,9 +87,9 @@ def _count_called(
 
 
 def _count_runs(equation: Any) -> int:
-    """Returns how often the body of an equation is computed: by a loop, or by several devices.
+    """Returns how often an equation's body runs: the iterations of a loop, or number of devices.
 
-    Devices that hold the same results count once.
+    Devices that compute the same results count once.
     """
     given = equation.params
     if equation.primitive.name == "shard_map":
@@ -112,8 +112,8 @@ def _find_used(jaxpr: Jaxpr) -> list[Any]:
 def find_reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
     """Returns for each of the given inputs whether the results of a computation depend on it.
 
-    Only a dependence through which a gradient could flow counts: not one through whole numbers, nor
-    through `stop_gradient`.
+    Only a dependence through which a gradient can flow counts, not one through integers or through
+    `stop_gradient`.
 
     Args:
         jaxpr: the computation.
@@ -125,7 +125,7 @@ def find_reached(jaxpr: Jaxpr, inputs: Sequence[Any]) -> list[bool]:
 
 
 def _find_needed(jaxpr: Jaxpr, outputs: Sequence[bool]) -> list[bool]:
-    """Returns which inputs the marked outputs depend on."""
+    """Returns for each input whether any output marked True in `outputs` depends on it."""
     needed = {id(v) for v, marked in zip(jaxpr.outvars, outputs) if marked}
     for equation in reversed(jaxpr.eqns):
         marked = [id(v) in needed and _is_differentiable(v) for v in equation.outvars]

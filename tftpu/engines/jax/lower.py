@@ -1,7 +1,7 @@
-"""Lowers a compiled Keras model to the program of a mesh of TPUs, on a machine without a TPU.
+"""Lowers a compiled Keras model to the program for a mesh of TPUs, on a machine without a TPU.
 
 The program is traced from the step that the trainer runs. The model is built while JAX traces, so
-that its variables have shapes and no values: nothing is allocated for it.
+its variables have shapes but no values, and need no memory.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ class JaxLowering:
         return count_batch_shards(sizes)
 
     def format_mesh(self, devices: int) -> str:
-        """Returns the mesh of a number of devices."""
+        """Returns the text of the mesh for a number of devices, such as "data:4,tensor:2"."""
         return mesh_text(mesh_sizes(self._mesh, devices))
 
     def list_finer_lowerings(self, target: Slice) -> list["JaxLowering"]:
@@ -73,7 +73,7 @@ class JaxLowering:
         return choose_compiler_options(self._setting, target.generation)
 
     def build_model(self, model_fn: ModelFn, precision: str) -> keras.Model:
-        """Builds a model for one device, without values."""
+        """Builds a model for one device, whose variables have no values."""
         sizes = mesh_sizes(None, 1)
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         made: list[keras.Model] = []
@@ -90,7 +90,7 @@ class JaxLowering:
         options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> "JaxBuiltStep":
-        """Builds the train step of all devices together."""
+        """Builds the train step, one program for all devices."""
         mesh = self._build_abstract_mesh(devices)
         with _tracing_under(precision):
             state, step, shapes = _trace_step(model_fn, shard_spec, mesh, options, objectives)
@@ -110,9 +110,9 @@ class JaxBuiltStep:
     """See `tftpu.engines.lowered.BuiltStep`.
 
     Args:
-        state: the variables, of an abstract mesh.
+        state: the variables, on an abstract mesh.
         step: the train step.
-        shapes: the shapes of the variables' values.
+        shapes: the shapes and dtypes of the variables' values, as `jax.ShapeDtypeStruct`s.
         precision: dtype policy under which the model was built.
     """
 
@@ -124,12 +124,12 @@ class JaxBuiltStep:
         self.model = state.model
 
     def count_flops(self) -> int:
-        """Returns the model FLOPs of a device's part of a step."""
+        """Returns the model FLOPs of a step, divided by the number of devices."""
         with _tracing_under(self._precision):
             return self._step.model_flops // self._state.layout.mesh.size
 
     def lower(self) -> LoweredStep:
-        """Lowers the train step of all devices together."""
+        """Lowers the train step, one program for all devices."""
         with _tracing_under(self._precision):
             program, arguments = _lower_train_step(self._state, self._step, self._shapes)
             forward = _lower_forward(self._step, self._shapes)
@@ -151,10 +151,10 @@ class JaxBuiltStep:
 
 @contextlib.contextmanager
 def _naming_no_lines() -> Iterator[None]:
-    """Leaves out of programs which lines of which files made them.
+    """Lowers programs without source locations inside the block.
 
-    A program that was compiled would else be another one after every edit above these lines. The
-    names of the layers stay.
+    Line numbers would make a cached program invalid after every edit above these lines. The names
+    of the layers stay in the program.
     """
     name = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, name)
@@ -167,7 +167,7 @@ def _naming_no_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
-    """Sets a dtype policy for the block, and explains loops that JAX cannot differentiate."""
+    """Sets a dtype policy in the block; raises `UserError` if JAX cannot differentiate a loop."""
     try:
         with building_under(precision):
             yield
@@ -188,7 +188,7 @@ def _trace_step(
     options: TrainConfig,
     objectives: ObjectivesOf | None,
 ) -> tuple[JaxState, TrainStep, StateValues]:
-    """Returns the variables and the step of a model, and the shapes of its values."""
+    """Returns the variables and the step of a model, and the shapes of the variables."""
     made: list[tuple[JaxState, TrainStep]] = []
     examples = count_batch_shards(mesh.shape) * count_examples(shard_spec)
 
@@ -243,15 +243,15 @@ def _lower_train_step(
     text: str = module.operation.get_asm(enable_debug_info=True)
     data = ["batch"] * len(jax.tree.leaves(batch))
     names = [*_list_names(state), "(sums)", "(step)", *data]
-    # While JAX traces, it computes everything that depends on no argument. It passes large results
-    # as the first arguments.
+    # While JAX traces, it computes everything that depends on no argument. Large results become
+    # the first parameters of the program.
     functions = {str(f.sym_name.value): f for f in module.body.operations}
     constants = len(functions["main"].type.inputs) - len(names)
     return text.encode(), ["(constant)"] * constants + names
 
 
 def _count_state_bytes(shapes: StateValues, shardings: StateValues) -> StateBytes:
-    """Returns the bytes of values with these shapes that one device holds."""
+    """Returns the bytes that the sharded values take on one device."""
 
     def count_bytes(arrays: Any, places: Any) -> int:
         parts = jax.tree.map(lambda s, place: place.shard_shape(s.shape), arrays, places)
@@ -271,7 +271,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _list_names(state: JaxState) -> list[str]:
-    """Returns the names of the variables in the order of `JaxState.values`."""
+    """Returns the names of the variables in the order of the leaves of `StateValues`."""
     trainable = state.model.trainable_variables
     optimizers = [v.path for group in state.groups for v in group.optimizer.variables]
     scales = jax.tree.leaves(state.shardings.scales)
@@ -287,7 +287,7 @@ def _list_names(state: JaxState) -> list[str]:
 def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
-    It is not lowered for a TPU, because tftpu's kernels would hide products.
+    It is lowered for this machine, because tftpu's TPU kernels would hide their products.
     """
     lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")

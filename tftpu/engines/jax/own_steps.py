@@ -1,7 +1,7 @@
-"""A model's own steps as one program over the whole mesh, whose view is global.
+"""Runs a model's own `train_step`, `test_step` and `predict_step` on a mesh, each as one program.
 
-Every device sees the whole batch in the program, and XLA divides it: losses, metrics and statistics
-of a batch are those of one device.
+A step is written for the whole global batch, and XLA divides it among the devices: losses, metrics
+and batch statistics are the same as on one device.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ class StateValues(NamedTuple):
     """The values of all variables, in the order of the `state` of Keras's `train_step` on JAX.
 
     Attributes:
-        trainable, untrained: the values of the model's variables, seeds included.
-        optimizer, metrics: the values of the variables of its optimizer and of its metrics.
+        trainable, untrained: the values of the model's variables, including seed generators.
+        optimizer, metrics: the values of the variables of the model's optimizer and metrics.
     """
 
     trainable: Arrays
@@ -54,7 +54,7 @@ class JaxOwnSteps(OwnStepsExecutor):
     Args:
         mesh: the devices.
         part: the part of each global batch that this process feeds.
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices: "tpu", "gpu" or "cpu".
         model: the model.
         batch_spec: a batch as `keras.KerasTensor`s, which builds the model if needed.
         labelled: whether batches have labels; without them the model only predicts.
@@ -110,11 +110,11 @@ class JaxOwnSteps(OwnStepsExecutor):
         return float(self._norm(self._read().trainable))
 
     def begin_at(self, step: int) -> None:
-        """Counts the steps before this one as done, although they were not trained."""
+        """Sets the number of training steps done, as if all steps before `step` were trained."""
         self.step = step
 
     def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
-        """Runs training steps, each while the host prepares the next batch.
+        """Runs training steps, while the host prepares the next batches.
 
         Args:
             batches: an iterator over whole batches.
@@ -159,7 +159,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         return compile_function(self.model, function, tracing, replaces_state=replaces_state)
 
     def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {
             group: [leaves.from_variable(v) for v in variables]
             for group, variables in list_own_variables(self.model).items()
@@ -178,7 +178,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         return jax.tree.map(np.asarray, outputs)
 
     def _compile(self, step: Callable[..., Any], shardings: Any, **options: Any) -> Any:
-        """Returns a step as one program, or as it is if the model was compiled to run eagerly."""
+        """Compiles a step to one program, unless the model has run_eagerly or no jit_compile."""
 
         def run(state, batch):
             with tracing_for(self._platform, self.layout.mesh), self._gathering.reading():
@@ -212,7 +212,7 @@ class JaxOwnSteps(OwnStepsExecutor):
                 variable.assign(value)
 
     def _select_tested(self, values: StateValues) -> tuple[Arrays, Arrays, Arrays]:
-        """Returns the parts of the state that Keras's `test_step` takes."""
+        """Returns the lists of values that form the state of Keras's `test_step`."""
         return values.trainable, values.untrained, values.metrics
 
     def _place_variables(self) -> None:
@@ -225,7 +225,7 @@ class JaxOwnSteps(OwnStepsExecutor):
     def _place(self, batch: Nest) -> Nest:
         batch = keras_internals.to_jax(batch)
         if any(map(keras_internals.is_sparse_or_ragged, keras.tree.flatten(batch))):
-            return batch  # not divided: see `JaxEngine`
+            return batch  # not divided among devices
         return feed.place_batch(batch, self.layout, self._part)
 
     def _iterate(self, batches: Any) -> Iterator[Nest]:
@@ -233,9 +233,9 @@ class JaxOwnSteps(OwnStepsExecutor):
 
 
 class OutsideVariables:
-    """The variables that compiled steps read although they are not in their state.
+    """The variables that compiled steps read although they are not part of the steps' state.
 
-    A compiled step keeps the values that they had when it was traced.
+    In a compiled step, they keep the values that they had when the step was traced.
 
     Args:
         state: the variables in the state of a step, in groups.
@@ -248,7 +248,10 @@ class OutsideVariables:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Records what a step reads in the block; refuses what it assigns outside of its state."""
+        """Records the variables that a step reads in the block.
+
+        Raises `UserError` if it reads the model's own variables, or assigns outside of its state.
+        """
         with (
             keras_internals.reading_variables(self._record),
             keras_internals.assigning_variables(self._check_assigned),
@@ -256,19 +259,19 @@ class OutsideVariables:
             yield
 
     def keep(self) -> None:
-        """Keeps the values of the variables that were read."""
+        """Stores the values of the recorded variables, for `check` to compare with."""
         for key, variable in self._read.items():
             self._values.setdefault(key, variable.value)
 
     def check(self) -> None:
-        """Raises `UserError` if one of these variables has changed since a step was traced."""
+        """Raises `UserError` if a recorded variable has changed since a step was traced."""
         for key, value in self._values.items():
             if self._read[key].value is not value:
                 raise UserError(
                     f"The model's own step reads the variable {self._read[key].path!r}, which has "
-                    "changed but is not part of the model. On JAX, a compiled step keeps the value "
-                    "that it had at first: make it an attribute of the model, and take its value "
-                    "from the state."
+                    "changed but is not part of the model. On JAX, a compiled step keeps the first "
+                    "value of such a variable: make it an attribute of the model, and take its "
+                    "value from the state."
                 )
 
     def _record(self, variable: keras.Variable, value: Any) -> Any:
@@ -276,8 +279,8 @@ class OutsideVariables:
             return value
         if id(variable) in self._known:
             raise UserError(
-                f"The model's own step reads the variable {variable.path!r} from the model. In a "
-                "step, its value is in the state that the step is given: take it from there, or "
+                f"The model's own step reads the variable {variable.path!r} from the model. Its "
+                "present value is in the state that the step receives: take it from there, or "
                 "read it within model.stateless_call(...) or a keras.StatelessScope."
             )
         self._read[id(variable)] = variable
@@ -287,13 +290,13 @@ class OutsideVariables:
         if not scoped or id(variable) not in self._known:
             raise UserError(
                 f"The model's own step assigns the variable {variable.path!r} outside of the state "
-                "that it is given and returns, so the change would be lost. Return the new value "
+                "that it receives and returns, so the change would be lost. Return the new value "
                 "as part of the state; the variable must be an attribute of the model."
             )
 
 
 def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:
-    """Creates the variables of a model and of its step."""
+    """Creates the variables of a model, and those of its optimizer and metrics if `labelled`."""
     if labelled:
         keras_internals.build(model, batch_spec)
         return
@@ -302,17 +305,17 @@ def _build(model: keras.Model, batch_spec: Nest, labelled: bool) -> None:
 
 
 def _to_structure(state: Any, expected: Any) -> Any:
-    """Returns the state that a step returned with lists where its author may have tuples.
+    """Returns the state that a step returned, with its sequences of variables as lists.
 
     Raises:
-        UserError: it has another number of parts or of variables than the state that was given.
+        UserError: the numbers of sequences or of variables differ from the step's input.
     """
     found = [len(part) for part in state] if isinstance(expected, tuple) else len(state)
     wanted = [len(part) for part in expected] if isinstance(expected, tuple) else len(expected)
     if found != wanted:
         raise UserError(
-            f"The model's own step returns a state of {found} variables, but it was given one of "
-            f"{wanted}: return (logs, state), with the parts of the state in the same order."
+            f"The model's own step returns a state of {found} variables, but it received one of "
+            f"{wanted}: return (logs, state), with the lists of the state in the same order."
         )
     return tuple(map(list, state)) if isinstance(expected, tuple) else list(state)
 

@@ -1,6 +1,6 @@
 """The variables of a run on a mesh: model, optimizer, averages, loss scale and step counter.
 
-Between device loops the Keras variables hold the values, so that callbacks and the model itself see
+Between device loops the Keras variables hold the values, where callbacks and the model can read
 them. A step takes the values as `StateValues` and returns new ones.
 """
 
@@ -32,10 +32,11 @@ class StateValues(NamedTuple):
     Attributes:
         trainable: the values of the model's trainable weights.
         untrained: the values of the model's other variables, except the states of seed generators.
-        optimizers: for each objective that is the first with its optimizer, the values of the
-            optimizer's variables; [] for others.
-        scales: likewise, the loss scale as (factor, steps since it changed), or ().
-        averages: moving averages of the trainable weights; empty if none are kept.
+        optimizers: for each objective, the values of its optimizer's variables; [] if an earlier
+            objective has the same optimizer.
+        scales: for each objective, its dynamic loss scale, [factor, steps since it changed]; [] if
+            it has none, or if an earlier objective has the same optimizer.
+        averages: moving averages of the trainable weights; empty without `ema_momentum`.
     """
 
     trainable: Arrays
@@ -46,7 +47,7 @@ class StateValues(NamedTuple):
 
 
 class JaxState(BaseState):
-    """The variables of a model for a mesh; `place` puts them there.
+    """The variables of a model for a mesh; `place` puts them on its devices.
 
     Args:
         mesh: the devices; with abstract devices a step can be lowered but not run.
@@ -54,7 +55,7 @@ class JaxState(BaseState):
         batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         options: the options of the step; `ema_momentum` decides whether weight averages are kept.
         objectives: the objectives that replace the compiled loss and optimizer.
-        labelled: whether batches have labels; without them there are no groups.
+        labelled: whether batches have labels; without labels there are no objectives.
 
     Attributes:
         model: the Keras model.
@@ -63,8 +64,8 @@ class JaxState(BaseState):
         layout: the shardings of the variables.
         gathering: gathers the weights that a forward pass reads.
         step: number of training steps done.
-        averages: moving averages of the trainable weights; empty if none are kept.
-        untrained: the variables of the model that are neither trained nor states of generators.
+        averages: moving averages of the trainable weights; empty without `ema_momentum`.
+        untrained: the variables of the model that are neither trained nor seed generators' states.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -93,7 +94,7 @@ class JaxState(BaseState):
 
     @property
     def shardings(self) -> StateValues:
-        """The shardings of `values`."""
+        """The sharding of each value, in the structure of `read_values`."""
         whole, of_weight = self.layout.whole, self.layout.find_weight_sharding
         weights = [of_weight(v) for v in self.model.trainable_variables]
         return StateValues(
@@ -109,7 +110,7 @@ class JaxState(BaseState):
         return [v.value for v in self.model.trainable_variables]
 
     def select_evaluated_weights(self) -> Arrays:
-        """Returns the weights that evaluation uses: the averages where they are kept."""
+        """Returns the weights that evaluation uses: the averages if there are any."""
         return self.averages or self.read_trained_values()
 
     def read_values(self) -> StateValues:
@@ -129,7 +130,7 @@ class JaxState(BaseState):
         self.averages = values.averages
 
     def place(self) -> None:
-        """Places every variable by its sharding."""
+        """Puts every variable on the devices, with its sharding."""
         shardings = self.shardings
         for variable, sharding in zip(self._list_variables(), self._list_in_order(shardings)):
             value = placing.place_value(variable.value, sharding)
@@ -143,15 +144,15 @@ class JaxState(BaseState):
     def compute_seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `list_seed_states`.
 
-        The states differ by generator, step, microbatch and objective. For generators that draw by
-        example they do not differ by microbatch.
+        Generators, steps, microbatches and objectives all get different states. The states of
+        generators that draw a number per example are the same for all microbatches.
 
         Args:
             step: the number of steps done, () int32.
-            microbatch: number of the microbatch.
-            first: the positions of the microbatch's examples in the global batch, in the form of
-                the state of `tftpu.models.layers.stochastic_depth.ExampleSeed`.
-            part: number of the objective.
+            microbatch: the index of the microbatch.
+            first: the positions of the microbatch's examples in the global batch, as
+                `MicrobatchLayout.find_positions` returns them.
+            part: the index of the objective.
         """
         found = []
         for index, state in enumerate(self.seed_states):
@@ -167,7 +168,7 @@ class JaxState(BaseState):
         return found
 
     def list_leaves(self) -> dict[str, list[Leaf]]:
-        """Returns everything that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {
             group: [leaves.from_variable(v) for v in variables]
             for group, variables in self.group_variables().items()
@@ -191,19 +192,19 @@ class JaxState(BaseState):
         return leaves.from_array(f"ema/{path}", lambda: self.averages[index], assign)
 
     def _list_variables(self) -> list[keras.Variable]:
-        """Returns all variables that a step changes, in the order of `_list_in_order`."""
+        """Returns all variables that a step changes, as one list."""
         variables = [*self.model.trainable_variables, *self.untrained]
         for slots, scale in zip(self._list_slots(), self._list_scales()):
             variables += [*slots, *scale]
         return variables
 
     def _list_slots(self) -> list[list[keras.Variable]]:
-        """Returns the variables of each objective's optimizer, where it is the first with it."""
+        """Returns the variables of each objective's optimizer; [] if an earlier one has it too."""
         numbered = enumerate(self.groups)
         return [list(g.optimizer.variables) if g.owner == i else [] for i, g in numbered]
 
     def _list_scales(self) -> list[list[keras.Variable]]:
-        """Returns likewise the factor of each loss and its counter, if it has a dynamic scale."""
+        """Returns the loss scale and step counter of each optimizer, as `StateValues.scales`."""
         found = []
         for number, group in enumerate(self.groups):
             scaler = group.scaler if group.owner == number else None
@@ -211,7 +212,7 @@ class JaxState(BaseState):
         return found
 
     def _list_in_order(self, values: StateValues) -> Arrays:
-        """Returns the given values of all variables in one fixed order."""
+        """Returns the given values as one list, in the order of `_list_variables`."""
         arrays = [*values.trainable, *values.untrained]
         for optimizer, scale in zip(values.optimizers, values.scales):
             arrays += [*optimizer, *scale]

@@ -1,4 +1,4 @@
-"""JAX's profiler, behind the protocol of an engine."""
+"""JAX's profiler, as a `tftpu.engines.engine.Tracer`."""
 
 import contextlib
 from typing import Any
@@ -29,6 +29,6 @@ class JaxTracer:
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def note(self, name: str, **numbers: int) -> None:
-        """Writes an event with numbers into the trace."""
+        """Writes an event with a name and integer values into the trace."""
         with jax.profiler.TraceAnnotation(name, **numbers):
             pass

@@ -1,4 +1,4 @@
-"""The contexts for building models, and for tracing programs for a mesh."""
+"""Contexts in which models are built, and programs for a mesh are traced."""
 
 import contextlib
 import functools
@@ -22,9 +22,9 @@ from tftpu.sharding import CHANNELS, EXAMPLES, HEADS, TIME, TOKENS, Ring, Shardi
 
 @contextlib.contextmanager
 def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Enters the context in which a program is traced, as `building_for` does.
+    """Enters the context in which a program is traced, which includes `building_for`.
 
-    JAX's errors stay unchanged: Keras would fail to add the arguments of the layer to them.
+    Errors inside a layer stay unchanged: Keras would fail to add the layer's arguments to them.
     """
     internals.convolve_by(convolve)
     with building_for(platform, mesh), keras_internals.plain_errors(), attending_by_kernel():
@@ -33,10 +33,10 @@ def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Sets the platform and the division of kernels within the block.
+    """Sets the platform and the sharding that `tftpu.sharding` returns in the block.
 
     Args:
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices: "tpu", "gpu" or "cpu".
         mesh: the devices.
     """
     with sharding.compiling_for(platform, _describe_sharding(mesh) if mesh.size > 1 else None):
@@ -55,7 +55,7 @@ def _describe_sharding(mesh: Mesh | AbstractMesh) -> Sharding:
 
 
 def _map_axes(mesh: Mesh | AbstractMesh) -> dict[str, tuple[str, ...]]:
-    """Returns the axes with several devices along which each named dimension is sharded."""
+    """Returns, by the name of a dimension, the mesh axes with several devices that shard it."""
     found = {HEADS: (TENSOR,), CHANNELS: (TENSOR,), TIME: (SEQUENCE,), TOKENS: (SEQUENCE, TENSOR)}
     several = {
         name: tuple(axis for axis in axes if mesh.shape[axis] > 1) for name, axes in found.items()
@@ -68,9 +68,9 @@ def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
 
 
 def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
-    """Does what `tftpu.sharding.shard` promises; indivisible dimensions stay whole.
+    """Implements `tftpu.sharding.shard` for a mesh; indivisible dimensions stay whole.
 
-    XLA chooses the sharding of all other dimensions, the examples included.
+    XLA chooses the sharding of all other dimensions, including the examples.
     """
     free = PartitionSpec.UNCONSTRAINED
     named = {name: axes for name, axes in _map_axes(mesh).items() if axes and name != EXAMPLES}
@@ -86,10 +86,10 @@ def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | Non
 def _divide_function(
     mesh: Mesh | AbstractMesh, function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
 ) -> Callable[..., Any]:
-    """Does what `tftpu.sharding.shard_function` promises.
+    """Implements `tftpu.sharding.shard_function` for a mesh.
 
-    Devices divide the examples along the axes that divide the batch, heads and channels along
-    `tensor`, and the time along `sequence`. Every device computes indivisible dimensions in full.
+    Examples are sharded along the mesh axes of the batch, heads and channels along `tensor`, and
+    time along `sequence`. Every device computes indivisible dimensions in full.
     """
     axes = _map_axes(mesh)
     several = isinstance(outputs[0], tuple)
@@ -115,14 +115,14 @@ def _divide_function(
             out_specs=tuple(build_spec(dims) for dims in outputs)
             if several
             else build_spec(outputs),
-            check_vma=False,  # a kernel does not say how its results vary
+            check_vma=False,  # kernels do not declare over which axes their results vary
         )(*given)
 
     return run
 
 
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether the parts divide each dimension of this name without splitting a unit."""
+    """Returns whether each dimension of this name divides into `parts` of whole units."""
     return all(
         array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)

@@ -20,26 +20,26 @@ from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
 from tftpu.errors import UserError, counted
 from tftpu.runtime import hosts
 
-_ANSWERS = 8.0  # seconds in which a TPU's machine has to answer
+_ANSWERS = 8.0  # seconds to wait for a connection to a TPU's machine
 
-# The engine that the last `connect` made. A model that was built outside its scope does not refer
-# to it.
+# The engine that the last `connect` created. A model that was built outside the engine's scope has
+# no reference to it.
 _connected: list[TensorFlowEngine] = []
 
 
 def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlowEngine:
     """Returns the engine for the available hardware.
 
-    Where TF_CONFIG names several workers and there is no TPU, they train together.
+    If TF_CONFIG names several workers and there is no TPU, the workers train together.
 
     Args:
         tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
-            machine (TPU VM, Colab, Kaggle). "none": no TPU. Else the name of a TPU.
-        virtual_devices: number of devices that the CPU is split into, so that a machine without
-            accelerators can run the data-parallel path.
+            machine (TPU VM, Colab, Kaggle). "none": no TPU. Otherwise the name of a TPU.
+        virtual_devices: number of devices that the CPU is split into, to run data-parallel training
+            on a machine without accelerators.
 
     Raises:
-        UserError: a requested TPU is not available; the CPU never replaces it silently.
+        UserError: a requested TPU is not available, or the options contradict each other.
     """
     _connected[:] = [TensorFlowEngine(choose_strategy(tpu, virtual_devices))]
     return _connected[0]
@@ -74,8 +74,8 @@ def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Stra
     if virtual_devices is not None:
         if hosts.read_task().count > 1:
             raise UserError(
-                "virtual_devices splits the CPU of one machine, but TF_CONFIG names several: "
-                "leave out one of the two."
+                "virtual_devices splits the CPU of one machine, but TF_CONFIG names several "
+                "machines: leave out one of the two."
             )
         return _create_virtual_cpus(virtual_devices)
     if tpu == "auto":
@@ -92,7 +92,7 @@ def choose_strategy(tpu: str, virtual_devices: int | None) -> tf.distribute.Stra
 
 
 def find_tpu() -> str | None:
-    """Returns what `tpu="auto"` connects to: "local", the name in TPU_NAME, or None."""
+    """Returns the TPU that `tpu="auto"` uses: the name in TPU_NAME, "local", or None."""
     name = os.environ.get("TPU_NAME")
     if name:
         return name
@@ -103,7 +103,7 @@ def find_tpu() -> str | None:
 
 
 def detect_platform() -> str:
-    """Returns the platform that TensorFlow sees: "tpu", "gpu" or "cpu"."""
+    """Returns the best platform that TensorFlow finds: "tpu", "gpu" or "cpu"."""
     for kind in ("TPU", "GPU"):
         if tf.config.list_logical_devices(kind):
             return kind.lower()
@@ -116,7 +116,7 @@ def has_tpu_kernels() -> bool:
 
 
 def split_cpu(count: int) -> None:
-    """Splits the CPU into devices, unless TensorFlow already runs and so keeps its devices."""
+    """Splits the CPU into virtual devices; has no effect if TensorFlow is initialized."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     if len(tf.config.get_logical_device_configuration(cpu) or ()) < count:
         wanted = [tf.config.LogicalDeviceConfiguration()] * count
@@ -129,7 +129,7 @@ def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
     found = tf.config.list_logical_devices("CPU")
     if len(found) < count:
         raise UserError(
-            f"virtual_devices={count} cannot be set up, because TensorFlow already runs with "
+            f"virtual_devices={count} cannot take effect, because TensorFlow already runs with "
             f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
             "TensorFlow."
         )
@@ -137,8 +137,8 @@ def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(
         [device.name for device in found[:count]],
-        # Sums in a fixed order. The default's collectives also interfere if a process makes more
-        # than one strategy.
+        # Adds up in a fixed order. The collectives used by default also interfere with each other
+        # if a process creates more than one strategy.
         cross_device_ops=tf.distribute.ReductionToOneDevice(),
     )
 
@@ -155,7 +155,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
             f"tpu={name!r} was requested, but cannot be connected to. {_find_likely_cause(name)} "
-            f"TensorFlow says: {first}"
+            f"TensorFlow reports: {first}"
         ) from error
 
 
@@ -164,7 +164,7 @@ def _check_reachable(name: str, address: str) -> None:
 
     Args:
         name: the name of the TPU.
-        address: "grpc://HOST:PORT" of its machine.
+        address: the address of the TPU's machine, "grpc://HOST:PORT".
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     try:
@@ -177,18 +177,18 @@ def _check_reachable(name: str, address: str) -> None:
 
 
 def _find_likely_cause(name: str) -> str:
-    """Returns the likeliest reason why a TPU is missing, given the software and hardware."""
+    """Returns a message with the likeliest reason why a TPU is missing, and what to do."""
     if not has_tpu_kernels():
         return (
-            "The TensorFlow installed here is not the TPU's: install tftpu with its [tpu] extra "
-            "in a fresh environment (plain tensorflow or tensorflow-cpu overwrites "
+            "The TensorFlow installed here does not support TPUs: install tftpu with its [tpu] "
+            "extra in a fresh environment (plain tensorflow or tensorflow-cpu overwrites "
             "tensorflow-tpu)."
         )
     if name == "local" and find_tpu() is None:
         return 'This machine has no TPU attached; tpu="none" trains on the CPU or GPUs.'
     if Path("/tmp/libtpu_lockfile").exists():
         return (
-            "Another process holds the TPU, or died holding it: end it, then "
+            "Another process uses the TPU, or died without releasing it: end it, then run "
             "`rm /tmp/libtpu_lockfile`."
         )
     return "Is the TPU running, and is its name right?"

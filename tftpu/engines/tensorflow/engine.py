@@ -1,4 +1,4 @@
-"""The TensorFlow engine: data parallelism with `tf.distribute`, one program per core."""
+"""The TensorFlow engine: data parallelism with `tf.distribute`, one replica per device."""
 
 import contextlib
 import warnings
@@ -26,7 +26,7 @@ from tftpu.errors import OwnStepsNeeded, UserError, counted
 from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 
-# Errors that the collectives of the remaining hosts raise if a host is lost.
+# Errors that collectives raise on the remaining hosts if a host is lost.
 _LOST = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -73,7 +73,7 @@ class TensorFlowEngine(BaseEngine):
             yield
 
     def refuse(self, model: keras.Model, objectives: Sequence[Objective] = ()) -> None:
-        """Raises `UserError` for a model that cannot be trained as it is."""
+        """Raises `UserError` for a model that this engine cannot train."""
         try:
             checks.refuse_model(model, objectives, labelled=False)
         except OwnStepsNeeded as reason:
@@ -84,7 +84,7 @@ class TensorFlowEngine(BaseEngine):
         for optimizer in [one.optimizer for one in objectives] or own:
             if optimizer is not None and not isinstance(
                 optimizer, str
-            ):  # the scope turns a name into an optimizer
+            ):  # a name is not an optimizer yet; it will be created inside the scope
                 owners.append(("optimizer", optimizer))
         for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
@@ -109,12 +109,12 @@ class TensorFlowEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> TensorFlowOwnSteps:
-        """Prepares a model whose own steps train it, with whole batches on each device."""
+        """Prepares a model that its own `train_step` trains; each device gets whole batches."""
         self._check_own_steps(model, reason)
         if self.distributes:
             warnings.warn(
                 f"{reason} So each of the {self.data_shards} devices computes the whole batch, and "
-                "together they are no faster than one.",
+                "training is no faster than on one device.",
                 stacklevel=2,
             )
         with self.scope():
@@ -124,16 +124,19 @@ class TensorFlowEngine(BaseEngine):
         """Raises `UserError` unless the model's own steps can run on these devices."""
         on_tpu = self._platform == "tpu"
         if on_tpu and model.run_eagerly:
-            raise UserError(f"{reason} A TPU runs only compiled programs: leave run_eagerly out.")
+            raise UserError(
+                f"{reason} A TPU runs only compiled programs: compile the model without "
+                "run_eagerly."
+            )
         why = checks.explain_one_device(model)
         if not why and (on_tpu or self.hosts.count > 1):
-            why = "each of several would have to see the whole batch"
+            why = "each device would need the whole batch"
         if self.distributes and why:
             raise UserError(
-                f"{reason} On the TensorFlow engine, that trains on one device only, because "
-                f"{why}. To train on several, use the JAX engine, whose steps see the whole batch "
-                "(engine='jax'); or write the loss as loss_fn(model, batch, training), or "
-                "objectives=[...], for the Trainer."
+                f"{reason} On the TensorFlow engine, such a model trains on one device only, "
+                f"because {why}. To train on several devices, use the JAX engine (engine='jax'), "
+                "whose steps see the whole batch; or pass the Trainer a loss_fn(model, batch, "
+                "training) or objectives=[...]."
             )
 
     def prepare(
@@ -144,7 +147,7 @@ class TensorFlowEngine(BaseEngine):
         objectives: Sequence[Objective] = (),
         labelled: bool = True,
     ) -> TensorFlowExecutor:
-        """Prepares a model for the strategy's devices."""
+        """Prepares a model to train, evaluate and predict on the strategy's devices."""
         return TensorFlowExecutor(
             self.strategy, self._platform, model, options, batch_spec, objectives, labelled
         )
@@ -153,7 +156,7 @@ class TensorFlowEngine(BaseEngine):
 def format_scope_error(what: str) -> str:
     """Returns the error message for an object that was built outside the engine's scope."""
     return (
-        f"{what} was made outside the scope of the engine that tftpu.connect() returned, so it is "
-        "not on the engine's devices. Build and compile the model inside: with engine.scope(): "
+        f"{what} was created outside the scope of the engine that tftpu.connect() returned, so it "
+        "is not on the engine's devices. Build and compile the model inside: with engine.scope(): "
         "model = ...; model.compile(...)"
     )

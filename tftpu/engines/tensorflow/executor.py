@@ -42,9 +42,9 @@ class TensorFlowExecutor(BaseExecutor):
 
     Args:
         strategy: the strategy in whose scope the model was built.
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         model: the compiled model.
-        options: the options of its step.
+        options: the options of the train step.
         batch_spec: the spec of one shard of a batch, which builds the model if needed.
         objectives: the objectives that replace the compiled loss and optimizer.
         labelled: whether batches have labels; without them the model only predicts.
@@ -93,7 +93,7 @@ class TensorFlowExecutor(BaseExecutor):
 
     @property
     def step(self) -> int:
-        """The number of training steps done, skipped ones included."""
+        """The number of training steps done, including skipped steps."""
         return int(self.variables.step.numpy())
 
     @property
@@ -102,11 +102,11 @@ class TensorFlowExecutor(BaseExecutor):
         return float(self._read_local(self._weight_norm()))
 
     def begin_at(self, step: int) -> None:
-        """Counts the steps before this one as done, although they were not trained."""
+        """Sets the number of training steps done, as if all steps before `step` were trained."""
         self.variables.step.assign(step)
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns if examples of a batch depend on each other; refuses metrics that are not sums."""
+        """Warns if examples of a batch depend on each other; rejects metrics that are not sums."""
         batches = functools.partial(conversion.build_training, dataset, 0, class_weight)
         with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, batches)
@@ -128,7 +128,7 @@ class TensorFlowExecutor(BaseExecutor):
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         hooks: BatchHooks | None = None,
     ) -> np.ndarray:
-        """Returns the sums over a finite data set, which `eval_sums` reads."""
+        """Returns the sums over a finite data set, (size,) float64; `eval_sums` reads them."""
         accumulator = self._eval_step.accumulator
         self._check_evaluated(dataset)
         if (
@@ -205,12 +205,12 @@ class TensorFlowExecutor(BaseExecutor):
         )
 
     def averaged_weights(self) -> dict[str, np.ndarray]:
-        """Returns the averages of the trainable weights by path; empty if none are kept."""
+        """Returns the averages of the trainable weights by path; empty without weight averages."""
         variables = self.variables.model.trainable_variables
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
     def _check_evaluated(self, dataset: Any) -> None:
-        """Refuses metrics that are not sums, and finds out whether examples mix; once."""
+        """Tests, at the first evaluation, whether metrics are sums and examples independent."""
         if self._mixes is not None:
             return
         build = functools.partial(conversion.build_whole_evaluation, dataset)
@@ -225,7 +225,7 @@ class TensorFlowExecutor(BaseExecutor):
         return spec[0]
 
     def _evaluate_each(self, iterator: Any, count: int | None) -> Iterator[None]:
-        """Evaluates the batches of an iterator; yields after each."""
+        """Evaluates the batches of an iterator; yields None after each batch."""
         one = tf.constant(1)
         with contextlib.suppress(tf.errors.OutOfRangeError, StopIteration):
             for _ in itertools.count() if count is None else range(count):
@@ -235,12 +235,12 @@ class TensorFlowExecutor(BaseExecutor):
     def _add_up(
         self, batches: Iterator[None], count: int | None, hooks: BatchHooks | None
     ) -> np.ndarray:
-        """Evaluates batches one by one; returns their sums.
+        """Evaluates batches one by one; returns their sums, (size,) float64.
 
         Args:
             batches: an iterator that evaluates a batch for each item.
             count: the number of batches; None: unknown.
-            hooks: is called before and after each execution.
+            hooks: callbacks to call before and after every `hooks.every` batches.
         """
         drain = self._eval_step.accumulator.drain
         if hooks is None:
@@ -283,12 +283,12 @@ class TensorFlowTrainLoop(BaseTrainLoop):
 
     Args:
         strategy: the strategy that runs the step.
-        platform: the platform of the devices, as `tftpu.sharding` names it.
+        platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         step: the train step.
         examples: the number of examples of a shard; the rest of the shard is padding.
 
     Attributes:
-        step: the train step that it runs.
+        step: the train step.
     """
 
     step: TrainStep
@@ -319,7 +319,7 @@ class TensorFlowTrainLoop(BaseTrainLoop):
         return LoopResult(self.step.accumulator.drain(), float(waited), steps)
 
     def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on whole batches of the host."""
+        """Runs training steps on whole batches in host memory."""
         waited, done, asked = 0.0, 0, time.monotonic()
         for batch in itertools.islice(batches, steps):
             waited += time.monotonic() - asked

@@ -1,4 +1,4 @@
-"""Gives each replica its shards of static batches."""
+"""Divides batches into shards of static shape, one for each replica."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,15 +30,15 @@ def iterate_training_batches(
     epoch: Epoch | None = None,
     gate: Gate | None = None,
 ) -> Iterator[Any]:
-    """Returns an iterator over the shards of the global batches from step `start`.
+    """Returns an endless iterator over the shards of the global batches from step `start`.
 
-    Each host reads its own part of the batches of a pipeline; a `tf.data.Dataset` is read in full.
-    With an epoch, the batches come from `build_epochs`. A gate limits how far this machine reads
-    ahead.
+    Each host reads only its own part of a `Pipeline`'s batches, but a whole `tf.data.Dataset`.
+
+    Args: as for `tftpu.engines.data.conversion.build_training` and `Engine.batches`.
     """
     gate = None if is_read_remotely(strategy) else gate
     shards = strategy.num_replicas_in_sync
-    divided = isinstance(dataset, Pipeline)  # by the hosts
+    divided = isinstance(dataset, Pipeline)  # whether each host reads only its own part
     if isinstance(dataset, Pipeline) and isinstance(dataset, Epochs):
         divided = epoch is None and dataset.global_batch_size % shards == 0
     if epoch is not None and not divided:
@@ -65,7 +65,7 @@ def iterate_training_batches(
 def build_evaluation_batches(
     dataset: Any, strategy: tf.distribute.Strategy
 ) -> tuple[tf.data.Dataset, int | None]:
-    """Returns the batches of an evaluation and their number (None if unknown)."""
+    """Returns the padded batches of an evaluation, and their number (None if unknown)."""
     batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
@@ -82,7 +82,8 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
         return strategy.distribute_datasets_from_function(
             lambda context: _select_part_of_host(dataset, context)
         )
-    # tf.data's own sharding would give each pipeline a part of the files, and so change the order.
+    # tf.data's automatic sharding would give each input pipeline some of the files, and so change
+    # the order of the examples.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = limit_tuning(dataset.with_options(options).prefetch(tf.data.AUTOTUNE))
@@ -90,9 +91,9 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 
 
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:
-    """Returns options with which virtual CPU devices read the host's memory itself.
+    """Returns options with which virtual CPU devices read batches directly from host memory.
 
-    Otherwise each has an iterator that copies for it, in a separate thread: see `limit_tuning`.
+    Otherwise each device has an iterator that copies batches in a thread: see `limit_tuning`.
     """
     mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
     if mirrored and "CPU" in strategy.extended.worker_devices[0]:
@@ -101,9 +102,9 @@ def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.Inpu
 
 
 def split_shards(batch: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Divides a batch of the host into consecutive shards, one per replica.
+    """Divides a batch in host memory into consecutive shards of equal size, one per replica.
 
-    Padding fills up the last shards if they lack examples.
+    Padding fills up the last shards if the examples cannot be divided equally.
     """
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
@@ -123,9 +124,9 @@ def split_shards(batch: Any, strategy: tf.distribute.Strategy) -> Any:
 def _select_part_of_host(
     dataset: tf.data.Dataset, context: tf.distribute.InputContext
 ) -> tf.data.Dataset:
-    """Returns the shards of one host's replicas one after the other.
+    """Returns an endless data set of one host's shards, one per replica in turn.
 
-    Every host reads the full, endless data set; otherwise the order would differ from that on one
+    Every host reads the whole endless data set, so the order of examples is the same as on one
     host.
     """
     size = count_examples(dataset.element_spec)

@@ -20,14 +20,14 @@ def compile_function(
     weights: Callable[[], list[Tensor]] | None = None,
     replaces_state: bool = False,
 ) -> Callable[..., Any]:
-    """Returns a function that each replica runs as one program; it returns the first result.
+    """Compiles a function of a model; all replicas run it, and it returns the first one's result.
 
     Args:
-        model: the model whose variables it reads.
+        model: the model whose variables the function reads.
         function, replaces_state: see `tftpu.engines.functions.compile_function`.
         strategy: the strategy of the model; None: the strategy in whose scope it was built.
-        weights: a function that returns the values of the trainable variables; None: their own
-            values.
+        weights: a function that returns the values to use for the trainable variables; None: their
+            present values.
     """
     used: tf.distribute.Strategy = strategy or model.distribute_strategy
 
@@ -60,16 +60,16 @@ def compile_function(
 
 @functools.cache
 def _quieten_xla() -> None:
-    """Hides the note on a process's first program, by compiling an empty one."""
+    """Hides XLA's log line for the first program of a process, by compiling an empty program."""
     nothing: Any = tf.function(lambda: tf.constant(0), jit_compile=True)
     with without_notes((b"Compiled cluster", b"InitializeLog")), tf.device("CPU:0"):
         nothing()
 
 
 def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that keeps the state in variables, whose memory XLA writes to.
+    """Returns a compiled function that updates its state in place, in the memory of variables.
 
-    It copies arguments that are not variables.
+    It copies a state that is not in variables to new variables, and returns these.
     """
 
     def replace(variables: Any, *args: Any) -> Any:
@@ -90,7 +90,7 @@ def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensors(value: Any) -> Any:
-    """Returns arrays as tensors; leaves whole numbers, each of which compiles the function."""
+    """Converts arrays to tensors, but not Python integers: each value compiles a program."""
     return keras.tree.map_structure(
         lambda x: x if type(x) is int else tf.convert_to_tensor(x), value
     )

@@ -1,4 +1,4 @@
-"""The processes of a TensorFlow strategy, which train together."""
+"""The hosts of a TensorFlow strategy, which train together."""
 
 import contextlib
 from typing import Any
@@ -47,7 +47,7 @@ class StrategyHosts:
         return contextlib.nullcontext()
 
     def _sum_over_hosts(self, value: int) -> int:
-        """Returns the sum over all hosts. The hosts wait for each other."""
+        """Returns the sum of all hosts' values (a barrier)."""
         if self.count == 1:
             return value
         total = self._add(tf.constant(value, tf.int64))
@@ -55,7 +55,7 @@ class StrategyHosts:
 
 
 def count_input_hosts(strategy: Any) -> int:
-    """Returns the number of hosts that feed the replicas, each with its own input pipeline."""
+    """Returns the number of hosts with input pipelines, each of which feeds its replicas."""
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return strategy.extended.num_hosts
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -64,7 +64,7 @@ def count_input_hosts(strategy: Any) -> int:
 
 
 def is_read_remotely(strategy: Any) -> bool:
-    """Returns whether another machine reads the data: that of a TPU given by its name."""
+    """Returns whether another machine reads the data, as with a TPU that is given by name."""
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return False
     return not all("job:localhost" in device for device in strategy.extended.worker_devices)

@@ -1,4 +1,4 @@
-"""Every private interface of TensorFlow that this engine uses, each in one small function.
+"""The private interfaces of TensorFlow that this engine uses, each in one small function.
 
 Tested with TensorFlow 2.19 - 2.21 and Keras 3.14 - 3.15; `tests/engines/test_internals.py` fails
 when one of them changes.
@@ -21,13 +21,13 @@ from tensorflow.python.framework import auto_control_deps_utils as control_deps
 from tensorflow.python.framework import config, function_def_to_graph, kernels
 from tensorflow.python.ops import resource_variable_ops
 
-# The extended part of a strategy for one device. Preflight's subclass reports more than one.
+# Implements `strategy.extended` for one device. Preflight's subclass reports several replicas.
 OneDeviceExtended = one_device_strategy.OneDeviceExtended
 
-# Operations that XLA compiles without a kernel: arguments, and calls, whose bodies are checked
-# separately.
+# Operations that XLA compiles without a kernel: arguments, and calls of functions, whose bodies are
+# checked separately.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
-# Operations that take a resource but change nothing that training depends on: tables, summaries.
+# Operations that use a table or a summary writer without changing anything that training reads.
 _READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"}
 _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
@@ -35,8 +35,8 @@ _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 def create_empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> Any:
     """Returns a variable of zeros that uses no memory until it is written.
 
-    The operating system maps its pages when they are first written. TensorFlow can lower a function
-    only if its variables have values.
+    TensorFlow can lower a function only if its variables have values. The operating system
+    allocates memory for these zeros only when they are first written.
 
     Args:
         shape, dtype: the shape and dtype of the variable.
@@ -56,22 +56,22 @@ def create_empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> 
 def has_xla_kernel(op_type: str) -> bool:
     """Returns whether XLA can compile an op.
 
-    Plain wheels hold no TPU kernels, so the CPU kernels of XLA are checked instead.
+    Checks XLA's CPU kernels, because TensorFlow packages without TPU support have no TPU kernels.
     """
     return op_type in _STRUCTURE or "XLA_CPU_JIT" in list_kernel_devices(op_type)
 
 
 def list_kernel_devices(op_type: str) -> set[str]:
-    """Returns the kinds of device for which the loaded TensorFlow has a kernel of the op."""
+    """Returns the device types, such as "CPU", for which this TensorFlow has a kernel of an op."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     return {kernel.device_type for kernel in found}
 
 
 def build_graph_function(function: Callable[..., Any], jit_compile: bool | None = None) -> Any:
-    """Returns a `tf.function` that causes no warning of frequent tracing.
+    """Returns a `tf.function` that causes no warning about frequent retracing.
 
-    Each trainer has its own function. TensorFlow would count all of them as one function that is
-    traced repeatedly.
+    Each trainer creates its own function. TensorFlow would treat all of them as one function that
+    is traced repeatedly.
     """
     made: Any = tf.function(function, jit_compile=jit_compile, autograph=False)
     made._omit_frequent_tracing_warning = True
@@ -84,9 +84,9 @@ def is_deterministic() -> bool:
 
 
 def list_changed_resources(graph: Any) -> list[str]:
-    """Returns the variables outside of a function that its ops may change, in words.
+    """Describes the variables outside of a function that its ops may change, for messages.
 
-    Queues, tables and random generators count as well.
+    Queues, tables and random generators are included.
 
     Args:
         graph: the graph of the function.
@@ -101,10 +101,10 @@ def list_changed_resources(graph: Any) -> list[str]:
 
 
 def _divide(gradient: Any, replicas: int) -> Any:
-    """Returns the mean of the replicas' equal gradients from their sum.
+    """Returns the mean of the replicas' gradients, which are equal, given their sum.
 
-    The sum of an embedding's slices is all of them, one replica after the other, and optimizers
-    would square each for itself.
+    The sum of an embedding's `IndexedSlices` is the concatenation of all replicas' slices. These
+    are merged, because optimizers would apply each slice separately.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return None if gradient is None else gradient / replicas
@@ -112,8 +112,8 @@ def _divide(gradient: Any, replicas: int) -> Any:
     equal = tf.debugging.assert_equal(
         indices,
         indices[:1],
-        "A batch looks up other ids on each device, because random numbers choose them: draw them "
-        "in the input pipeline.",
+        "The devices look up different ids of an embedding for the same batch, because the model "
+        "draws the ids at random: draw them in the input pipeline.",
     )
     with tf.control_dependencies([equal]):
         values = tf.reshape(gradient.values, (replicas, -1, *gradient.values.shape[1:]))
@@ -122,9 +122,9 @@ def _divide(gradient: Any, replicas: int) -> Any:
 
 @contextlib.contextmanager
 def averaged_gradients() -> Iterator[None]:
-    """Makes optimizers take the mean of the replicas' gradients, not their sum, in the block.
+    """Makes optimizers use the mean of the replicas' gradients, not their sum, in the block.
 
-    Replicas that all have the same batch then take the steps of one device.
+    Replicas that all have the same batch then train as one device does.
     """
     add_up = TFOptimizer._all_reduce_sum_gradients
 
@@ -146,7 +146,7 @@ def list_changed_variables(graph: Any) -> list[tf.Variable]:
         graph: the graph of the function.
 
     Raises:
-        LookupError: its ops may change something else; the message names the op.
+        LookupError: the ops may change a resource that is not a variable; names the op's type.
     """
     found = []
     for owner, kind in _list_changed(graph):
@@ -157,13 +157,13 @@ def list_changed_variables(graph: Any) -> list[tf.Variable]:
 
 
 def find_whole_variable(variable: Any) -> Any:
-    """Returns the variable of all replicas that a replica's copy belongs to, or the argument."""
+    """Returns the distributed variable of which `variable` is a replica's copy, or `variable`."""
     whole = getattr(variable.handle, "_distributed_container", lambda: None)()
     return variable if whole is None else whole
 
 
 def _list_changed(graph: Any) -> list[tuple[Any, str]]:
-    """Returns the owners of what a function may change, with the type of an op that does."""
+    """Returns the owner of each resource that a function may change, with a changing op's type."""
     read = control_deps.get_read_only_resource_input_indices_graph(graph)
     places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
     found = []
@@ -213,7 +213,7 @@ def list_called_functions(known: dict[str, Any], op: tf.Operation) -> list[tf.Gr
 
 
 def find_function(attribute: Any, known: dict[str, Any]) -> Any:
-    """Returns the body of a function that an attribute of a graph op names, as a graph.
+    """Returns the body of the function that an op's attribute refers to, as a graph.
 
     Args:
         attribute: the value of the attribute.
@@ -223,7 +223,7 @@ def find_function(attribute: Any, known: dict[str, Any]) -> Any:
 
 
 def is_call(op: tf.Operation) -> bool:
-    """Returns whether a graph op calls a function by its name, as TensorFlow 1 does."""
+    """Returns whether a graph op's type is the name of a function, as in TensorFlow 1 graphs."""
     return op.type in list_functions(op.graph)
 
 
@@ -237,10 +237,10 @@ def list_functions(graph: Any) -> dict[str, Any]:
 
 
 def _find_body(function: Any, known: dict[str, Any]) -> Any:
-    """Returns the body of a function of a graph.
+    """Returns the body of a function, as a graph.
 
-    Some functions come from TensorFlow 1, such as those of the scan in `tf.nn.ctc_loss`. They have
-    only a definition, which calls other functions by name.
+    Functions from TensorFlow 1 code, such as the scan in `tf.nn.ctc_loss`, have no graph but a
+    definition that calls other functions by name.
     """
     if hasattr(function, "graph"):
         return function.graph
@@ -255,17 +255,17 @@ def _find_body(function: Any, known: dict[str, Any]) -> Any:
 
 
 def find_layer(op: tf.Operation) -> str:
-    """Returns the name of the Keras layer that made a graph op, by its name scopes; "" if none."""
+    """Returns the Keras layer's name in a graph op's innermost name scope; "" without a scope."""
     scopes = [re.sub(r"_\d+$", "", scope) for scope in op.name.split("/")[:-1]]
     return scopes[-1] if scopes else ""
 
 
 def sum_over_replicas(tensor: tf.Tensor, group: np.ndarray) -> tf.Tensor:
-    """Returns XLA's all-reduce (a sum) over replicas. It compiles, but cannot run here.
+    """Returns a sum over replicas by XLA's all-reduce, which compiles but cannot run on a CPU.
 
     Args:
-        tensor: the summand of this replica.
-        group: (groups, replicas), int32: the replicas that are summed with each other.
+        tensor: the value of this replica.
+        group: the ids of the replicas in each group to sum, (groups, replicas), int32.
     """
     return gen_xla_ops.xla_all_reduce(
         tensor, group_assignment=group, reduce_op="Add", mode="CrossReplica"

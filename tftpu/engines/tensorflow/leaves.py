@@ -1,4 +1,4 @@
-"""Variables of Keras and TensorFlow as the leaves of a checkpoint."""
+"""Turns variables of Keras and TensorFlow into the leaves of a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Variable = Any  # a keras.Variable or a tf.Variable; TensorFlow publishes no typ
 
 
 def build_leaves(variables: Mapping[str, Sequence[Variable]]) -> dict[str, list[Leaf]]:
-    """Returns the leaves of variables, by group and in the same order."""
+    """Returns the checkpoint leaves of variables, in the same groups and order."""
     return {group: [_build_leaf(v) for v in members] for group, members in variables.items()}
 
 

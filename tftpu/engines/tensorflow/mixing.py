@@ -1,7 +1,7 @@
-"""Finds models whose examples depend on each other, before a batch is divided.
+"""Finds models in which the examples of a batch depend on each other.
 
 The results of such a model change with the number of devices, because each device sees only its
-shard.
+shard of the batch.
 """
 
 import warnings
@@ -23,21 +23,21 @@ from tftpu.engines.tensorflow.state import ModelState
 from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest, Tensor
 
-# Relative difference above rounding. Examples in another place of a batch may be summed in another
-# order, so a smaller difference means nothing.
+# A relative difference larger than any from rounding, for example if examples at other positions of
+# a batch are summed in another order.
 _TOLERANCE = 1e-4
-# Draws of random numbers over which a loss is averaged if they change it.
+# The number of evaluations, with different seeds, to average a loss with random numbers over.
 _DRAWS = 16
 # Packages whose layers and losses compute every example separately, except batch normalization.
 _KNOWN = ("keras", "keras_hub", "tftpu")
 
 
 class TrialResult(NamedTuple):
-    """The results of a batch in a trial.
+    """The results of the model for a batch in a test.
 
     Attributes:
-        terms: the terms of every loss, one value for each example.
-        added: the sum of the losses that layers added, for each objective.
+        terms: the values of each loss term per example; a term may be a scalar.
+        added: for each objective, the sum of the losses that layers added, ().
         metrics: the states of the metrics.
     """
 
@@ -49,19 +49,18 @@ class TrialResult(NamedTuple):
 def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
     """Warns if a result for an example depends on the other examples of its batch.
 
-    A model of Keras's own layers, losses and metrics has no such result, except with batch
-    normalisation. This tests other code: it computes the loss of half of the examples, once beside
-    the other half and once beside a copy of itself.
+    Keras's own layers, losses and metrics compute every example separately, except batch
+    normalization. This tests other code: it computes the loss of half of the examples, once in a
+    batch with the other half and once in a batch with a copy of themselves.
 
     Args:
         state: the variables.
-        batches: a function that returns global batches. Only a test calls it, and uses the first
-            batch.
+        batches: a function that returns global batches. It is called only to test other code, on
+            the first batch.
 
     Raises:
-        OwnStepsNeeded: replicas share a batch, and layers add a loss that is not a mean over
-            examples.
-        UserError: likewise, with microbatches or a loss function.
+        OwnStepsNeeded: a batch is divided, and a loss that layers add is not a mean over examples.
+        UserError: the same, with microbatches, a loss function or objectives.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
@@ -74,16 +73,16 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
         raise error(
             "A loss that a layer or the model adds with add_loss grows with the number of "
             "examples. Each device adds the loss of its own shard of the batch, and tftpu takes "
-            "the mean of the shards, so the loss would depend on the number of devices. Add a "
-            "mean over the examples, add_loss(ops.sum(loss) / ops.shape(loss)[0])."
+            "the mean over the shards, so the loss would depend on the number of devices. Add a "
+            "mean over the examples: add_loss(ops.sum(loss) / ops.shape(loss)[0])."
         )
     names = [] if normalised else trials.find_mixed()
     if names:
         warnings.warn(
             f"The {names[0]} of an example depends on the other examples of its batch, as with "
-            "statistics of the batch or a loss over pairs. Each device computes its own shard, "
-            "so results depend on the number of devices and microbatches. "
-            "tftpu.all_gather() gives a loss function the examples of all devices.",
+            "batch statistics or a loss over pairs of examples. Each device computes its own "
+            "shard, so results depend on the number of devices and microbatches. In a loss "
+            "function, tftpu.all_gather() returns the examples of all devices.",
             stacklevel=2,
         )
 
@@ -106,12 +105,12 @@ def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Data
 def check_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
     """Raises `UserError` for a metric whose states cannot be added up over batches and devices.
 
-    Keras's own metrics are made of sums and counts. Others are tried: the state after a batch twice
-    over must be twice that after it once.
+    Keras's own metrics consist of sums and counts. This tests other metrics: a batch that is added
+    twice must lead to twice the state.
 
     Args:
         state: the variables.
-        batches: see `warn_of_mixing`.
+        batches: as for `warn_of_mixing`.
     """
     own = [losses for losses in state.losses if losses.unknown_metrics]
     if not own:
@@ -151,12 +150,12 @@ def _has_unknown_code(state: ModelState) -> bool:
 
 
 def _is_unknown(code: Any) -> bool:
-    # Code that `exec` made has no module.
+    # Code that was defined in `exec` may have no module.
     return (getattr(code, "__module__", None) or "").split(".")[0] not in _KNOWN
 
 
 def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
-    """Returns as many examples as two parts of a global batch have, or all if there are fewer."""
+    """Returns the first examples of a global batch: up to two microbatches, an even number."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
     size = count_examples(batch) // parts * min(parts, 2)
@@ -164,12 +163,12 @@ def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
 
 
 class _Trials:
-    """Tests parts of a batch beside each other, without changing the model.
+    """Compares the results of halves of a batch in several combinations; the model is unchanged.
 
     Args:
         state: the variables.
         batch: the batch as `_take_first_examples` returns it.
-        training: whether the model trains, as for Keras's `call`.
+        training: as for a model's `call`.
     """
 
     def __init__(self, state: ModelState, batch: Nest, training: bool):
@@ -181,7 +180,8 @@ class _Trials:
             keras.tree.map_structure(lambda t, i=i: t[i : i + self._half], batch)
             for i in (0, self._half)
         ]
-        # Whether layers add losses of the examples, and whether they gather replicas' examples.
+        # Whether layers add losses that depend on the batch, and whether the code calls
+        # `all_gather`.
         self._adds, self._gathers = False, False
         if self._half:
             with gathering() as gathered:
@@ -198,7 +198,7 @@ class _Trials:
         """Returns whether layers add a loss that grows with the number of examples.
 
         A sum grows twice as much from two to four copies of the examples as from one to two. A mean
-        grows only by chance, if random numbers are drawn.
+        changes only if it depends on random numbers.
         """
         if not self._adds:
             return False
@@ -224,7 +224,7 @@ class _Trials:
         return bool((grows & (np.sign(growth[0]) * growth[1] > 1.6 * np.abs(growth[0]))).any())
 
     def find_mixed(self) -> list[str]:
-        """Returns the results of half a batch that depend on the other half, in words."""
+        """Returns, for messages, the names of results that depend on other examples of a batch."""
         if self._half == 0 or self._gathers:  # gathering is exact on any number of devices
             return []
         half, (first, second) = self._half, self._halves
@@ -237,7 +237,7 @@ class _Trials:
         for name, a, b in zip(terms, together.terms, beside_itself.terms):
             if a.shape.rank and a.shape[0] == 2 * half and _is_different(a[:half], b[:half]):
                 names.append(f"loss {name!r}")
-        # Sums over examples stay the same, whichever halves are together.
+        # Over all pairs of halves, the sums are the same if the halves are independent.
         for what, place in (("loss that layers add", 1), ("metric", 2)):
             sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
             if any(_is_different(a + b, c + d) for a, b, c, d in sums):
@@ -246,7 +246,7 @@ class _Trials:
 
 
 def _to_tensor(number: int) -> tf.Tensor:
-    return tf.constant(number)  # TensorFlow would trace a function again for every Python number
+    return tf.constant(number)  # TensorFlow would retrace a function for every Python number
 
 
 def _join_batches(first: Nest, second: Nest) -> Nest:
@@ -254,14 +254,14 @@ def _join_batches(first: Nest, second: Nest) -> Nest:
 
 
 def _is_different(one: Tensor, other: Tensor) -> bool:
-    """Returns whether values differ by more than rounding."""
+    """Returns whether two tensors differ by more than rounding errors."""
     found, expected = (tf.cast(value, "float32").numpy() for value in (one, other))
-    with np.errstate(invalid="ignore"):  # a loss that overflows shows nothing
+    with np.errstate(invalid="ignore"):  # values that overflow do not count as different
         return bool(np.abs(found - expected).max() > _TOLERANCE * (np.abs(found).max() + 1e-6))
 
 
 def _try(state: ModelState, batch: Nest, training: bool, draw: Tensor) -> TrialResult:
-    """Returns the results of a batch, with random numbers that depend only on the draw."""
+    """Returns the results of a batch; random numbers depend only on the integer `draw`."""
     values = Values(state.read_trained_values(), seeds=state.compute_seeds(draw, 0, 0))
     runs = [
         ForwardPass(state, losses, []).run(batch, values, training=training, division=Division())

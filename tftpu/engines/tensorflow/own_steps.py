@@ -1,7 +1,7 @@
-"""A model's own steps, with whole batches on each device.
+"""Runs a model's own `train_step`, `test_step` and `predict_step` on TensorFlow.
 
-On one device, Keras's functions run them: compiled, compiled by XLA or eagerly, as the model was
-compiled. On several, each computes the whole batch, with its own states of the metrics.
+On one device, Keras's functions run them: as `tf.function`, with XLA or eagerly, as the model was
+compiled. On several devices, each computes the whole batch, with its own states of the metrics.
 """
 
 import collections
@@ -48,7 +48,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         labelled: whether batches have labels; without them the model only predicts.
 
     Raises:
-        UserError: a step on several devices changes a variable that only one of them has.
+        UserError: a step on several devices changes a variable that is on only one of them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
             wholes = [(internals.find_whole_variable(copy), copy) for copy in changed]
             outside = {id(whole): (whole, copy) for whole, copy in wholes if id(whole) not in known}
             self._outside = [whole for whole, _ in outside.values()]
-            if not self._alone:  # a copy that belongs to no other variable is on one device
+            if not self._alone:  # a variable that is not a replica's copy is on one device only
                 single = [whole for whole, copy in outside.values() if whole is copy]
                 checks.refuse_outside([repr(v.name) for v in single])
         else:
@@ -95,7 +95,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         )
 
     def begin_at(self, step: int) -> None:
-        """Counts the steps before this one as done, although they were not trained."""
+        """Sets the number of training steps done, as if all steps before `step` were trained."""
         self._step.assign(step)
 
     def train(self, batches: Iterator[Nest], steps: int) -> LoopResult:
@@ -125,12 +125,12 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return self._build_step("test")(map(_to_tensors, group))
 
     def begin_epoch(self) -> None:
-        """Starts the running means of the logs again."""
+        """Resets the running means of the logs."""
         with self._strategy.scope():
             super().begin_epoch()
 
     def finish_epoch(self, sums: Logs) -> Logs:
-        """Returns the logs of a whole epoch: the results of the metrics with these names."""
+        """Returns the logs of a whole epoch: the metrics' results for the names in `sums`."""
         if self._alone:
             return super().finish_epoch(sums)
         if "results" not in self._steps:
@@ -140,7 +140,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return to_logs(self._steps["results"]([logs]))
 
     def finish_training(self) -> None:
-        """Overwrites the weights by their averages, if the optimizer is to do so at the end."""
+        """Overwrites the weights with their averages, if the optimizer is set to do so."""
         with self._strategy.scope():
             super().finish_training()
 
@@ -166,7 +166,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         )
 
     def state(self) -> dict[str, list[Leaf]]:
-        """Returns all variables that a checkpoint holds, by group."""
+        """Returns the leaves of everything that a checkpoint saves, by group."""
         groups = {**list_own_variables(self.model), "outside": self._outside}
         return build_leaves({**groups, "step": [self._step], "ema": []})
 
@@ -174,7 +174,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return iter(limit_tuning(batches))
 
     def _build_step(self, kind: str) -> Callable[[Any], Any]:
-        """Returns a function of an execution's batches, which returns the results of the last."""
+        """Returns a function that runs a step on each given batch; it returns the last results."""
         if self._alone:
             getattr(self.model, f"make_{kind}_function")()
             return getattr(self.model, f"{kind}_function")
@@ -184,13 +184,13 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
 
     def _build_step_on_each(self, step: Callable[[Nest], Any]) -> Callable[[Any], Any]:
         def compute(batch: Nest) -> Any:
-            # The result of a metric may be its variable, which has another value on each device.
+            # A metric may return its variable as its result, with a different value per device.
             return keras.tree.map_structure(_read_variable, step(batch))
 
         def run(batch: Nest) -> Any:
             return self._strategy.run(compute, args=(batch,))
 
-        # Not by XLA, which looks for all variables on the first device.
+        # Without XLA, which expects all variables on the first device.
         compiled: Any = run
         if not self.model.run_eagerly:
             compiled = tf.function(run, autograph=False, reduce_retracing=True)
@@ -203,7 +203,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return run_execution
 
     def _read_first(self, results: Any) -> Any:
-        """Returns the first device's part of results, which are the same on each."""
+        """Returns the first device's copy of results, which are the same on all devices."""
         return keras.tree.map_structure(
             lambda value: self._strategy.experimental_local_results(value)[0], results
         )
@@ -218,8 +218,8 @@ def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
     if model.run_eagerly:
         try:
             keras_internals.build(model, batch_spec)
-        except Exception:  # its `call` may need values, or be missing: its first batch builds it
-            logger.info("The model cannot be called without values.", exc_info=True)
+        except Exception:  # `call` may need real values or be missing: the first batch builds it
+            logger.info("The model cannot be called on symbolic inputs.", exc_info=True)
     elif not keras_internals.overrides(model, "train_step"):
         keras_internals.build(model, batch_spec)
     parts = keras.tree.flatten(batch_spec)
@@ -235,7 +235,7 @@ def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
 
 @contextlib.contextmanager
 def _alike(strategy: Any) -> Iterator[None]:
-    """Makes replicas that all have the same batch take the steps of one device, in the block."""
+    """Makes replicas that all have the same batch train as one device does, in the block."""
     if strategy.num_replicas_in_sync == 1:
         yield
         return
@@ -244,13 +244,16 @@ def _alike(strategy: Any) -> Iterator[None]:
 
 
 def _list_changed(graph: Any) -> list[tf.Variable]:
-    """Returns the variables that a step changes."""
+    """Returns the variables that the graph of a step changes.
+
+    Raises `UserError` if the step changes another resource, such as a queue.
+    """
     try:
         return internals.list_changed_variables(graph)
     except LookupError as error:
         raise UserError(
             f"The model's own step changes a resource such as a queue or a table ({error}), "
-            "which no checkpoint would hold. Keep the state in a variable, and read other data "
+            "which a checkpoint cannot save. Keep the state in a variable, and read other data "
             "in the input pipeline."
         ) from error
 

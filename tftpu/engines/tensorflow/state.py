@@ -18,15 +18,15 @@ Tensors = list[Any]  # a list of tensors
 
 
 class ModelState(BaseState):
-    """The variables of a model, for the strategy in whose scope it is made.
+    """The variables of a model, for the strategy in whose scope this object is created.
 
     Args:
         model: the model, compiled unless there are objectives; this builds it if needed.
         batch_spec: the spec of one replica's shard: `(x, y)` or `(x, y, sample_weight)` of
-            `tf.TensorSpec`s with static shapes, nested as the model takes them.
+            `tf.TensorSpec`s with static shapes, nested like the model's inputs.
         options: the options of the step; `ema_momentum` decides whether weight averages are kept.
         objectives: the objectives that replace the compiled loss and optimizer.
-        labelled: whether batches have labels; without them there are no groups.
+        labelled: whether batches have labels; without labels there are no objectives.
 
     Attributes:
         model: the Keras model.
@@ -34,11 +34,11 @@ class ModelState(BaseState):
         replicas: number of replicas that share a global batch.
         groups: the objectives in the order of a step; a compiled loss counts as one.
         step: number of training steps done, () int64.
-        averages: moving averages of the trainable weights; empty if none are kept.
-        drawn_apart: the states of the seed generators whose numbers differ by replica and
-            microbatch.
-        drawn_by_example: the states of the seed generators whose numbers depend on an example's
-            position.
+        averages: moving averages of the trainable weights; empty without `ema_momentum`.
+        drawn_apart: the states of the seed generators whose random numbers differ between replicas
+            and microbatches.
+        drawn_by_example: the states of the seed generators whose random numbers depend on an
+            example's position.
 
     Raises:
         UserError: the model cannot be trained as it is.
@@ -73,7 +73,7 @@ class ModelState(BaseState):
         return [tf.convert_to_tensor(v.value) for v in self.model.trainable_variables]
 
     def select_evaluated_weights(self) -> Tensors:
-        """Returns the weights that evaluation uses: the averages where they are kept."""
+        """Returns the weights that evaluation uses: the averages if there are any."""
         return [tf.convert_to_tensor(v) for v in self.averages] or self.read_trained_values()
 
     def compute_seeds(
@@ -81,15 +81,15 @@ class ModelState(BaseState):
     ) -> Tensors:
         """Returns the state of each seed generator, in the order of `list_seed_states`.
 
-        The states differ by generator, step, replica, microbatch and objective only. For generators
-        that draw by example they do not differ by replica and microbatch; these states hold the
-        position of the first example instead.
+        Generators, steps, replicas, microbatches and objectives all get different states. The seeds
+        of generators that draw a number per example are the same for all replicas and microbatches;
+        their states contain the position of the first example instead.
 
         Args:
-            replica: id of the replica.
-            microbatch: number of the microbatch.
+            replica: the index of the replica.
+            microbatch: the index of the microbatch.
             first_example: position of the microbatch's first example in the global batch.
-            part: number of the objective.
+            part: the index of the objective.
         """
         replica = tf.cast(replica, tf.int32)
         apart = (tf.cast(self.step, tf.int32), replica, microbatch)
@@ -106,9 +106,9 @@ class ModelState(BaseState):
         return seeds
 
     def list_groups(self) -> dict[str, list[Any]]:
-        """Returns everything that a checkpoint holds, by group: Keras or TensorFlow variables."""
+        """Returns all variables that a checkpoint saves, of Keras or TensorFlow, by group."""
         return {**self.group_variables(), "step": [self.step], "ema": self.averages}
 
     def list_leaves(self) -> dict[str, list[Leaf]]:
-        """Returns `list_groups` as leaves, which checkpoints read and assign."""
+        """Returns the variables of `list_groups` as leaves of a checkpoint."""
         return build_leaves(self.list_groups())

@@ -1,4 +1,4 @@
-"""TensorFlow's profiler, behind the protocol of an engine."""
+"""TensorFlow's profiler, as a `tftpu.engines.engine.Tracer`."""
 
 import contextlib
 from typing import Any
@@ -29,6 +29,6 @@ class TensorFlowTracer:
         return tf.profiler.experimental.Trace("train", step_num=step, _r=1)
 
     def note(self, name: str, **numbers: int) -> None:
-        """Writes an event with numbers into the trace."""
+        """Writes an event with a name and integer values into the trace."""
         with tf.profiler.experimental.Trace(name, **numbers):
             pass

@@ -22,7 +22,7 @@ class WholeBatches:
 
     Args:
         strategy: the strategy whose replicas run the step.
-        platform: the platform as `tftpu.sharding` names it.
+        platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         step: the evaluation step.
     """
 
@@ -35,9 +35,9 @@ class WholeBatches:
         self._run_alike = self._compile_step(alike)
 
     def run(self, dataset: Any, divides: bool = True) -> Iterator[None]:
-        """Evaluates a finite data set; yields after each batch.
+        """Evaluates a finite data set; yields None after each batch.
 
-        The step's accumulator holds the sums.
+        The sums are in the accumulator of the evaluation step.
 
         Args:
             dataset: a data set of batches.
@@ -67,7 +67,7 @@ def _iterate_batches(dataset: Any) -> Iterator[Any]:
 
 
 def _iterate_items(batches: tf.data.Dataset) -> Iterator[Any]:
-    # At the end of the data, a plain `for` loop makes TensorFlow write to stderr.
+    # Unlike a `for` loop, this does not make TensorFlow log an end-of-data error to stderr.
     iterator = iter(limit_tuning(batches))
     while bool((item := iterator.get_next_as_optional()).has_value()):
         yield item.get_value()

@@ -1,4 +1,4 @@
-"""Rejects ops that XLA cannot compile before training on a TPU, and names their layers."""
+"""Rejects, before training on a TPU, ops that XLA cannot compile; reads the graphs of steps."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ import tensorflow as tf
 from tftpu.engines.tensorflow import internals
 from tftpu.errors import UserError
 
-# What to use instead of operations that XLA cannot compile.
+# Advice by the type of an op that XLA cannot compile.
 _INSTEAD = {
-    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that it can.",
-    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that it can.",
+    "CTCLoss": "Use keras.losses.CTC(), which is made of ops that XLA can compile.",
+    "CTCLossV2": "Use keras.losses.CTC(), which is made of ops that XLA can compile.",
     # Used by Keras's layers that rotate, zoom, shift or shear images.
-    "ImageProjectiveTransformV3": "The JAX engine trains it, by tftpu.connect(engine='jax') or "
-    "--config.cluster.engine=jax; or move it to the input pipeline (tf.data).",
+    "ImageProjectiveTransformV3": "Use the JAX engine, with tftpu.connect(engine='jax') or "
+    "--config.cluster.engine=jax, or move the layer to the input pipeline (tf.data).",
 }
 
 
@@ -38,7 +38,7 @@ def is_computed_from(tensor: tf.Tensor, inputs: list[tf.Tensor]) -> bool:
 
 
 def is_drawn(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor depends on `tf.random`, whose state differs by device."""
+    """Returns whether a tensor depends on stateful ops of `tf.random`, which vary by device."""
     known = internals.list_functions(tensor.graph)
     for op in _iterate_sources(tensor):
         bodies = internals.list_called_functions(known, op)

@@ -1,1 +1,1 @@
-"""The places of arrays on the JAX engine: meshes, shardings, initial values, checkpoint leaves."""
+"""Places arrays on the JAX engine: meshes, shardings, initial values and checkpoint leaves."""

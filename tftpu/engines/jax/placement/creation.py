@@ -1,8 +1,8 @@
 """Creates variables already sharded, so that no device has to hold the whole model.
 
-Keras asks its distribution for the layout of each variable that it creates. Random initial values
-come from `initial`, others from Keras's jitted initializers. Either way, a device only gets its
-part.
+Keras calls the current distribution to get the layout of each variable that it creates. Random
+initial values come from `tftpu.engines.jax.placement.initial`, others from Keras's jitted
+initializers. Either way, a device receives only its shard.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tftpu.engines.jax.placement.sharding import SMALLEST
 
 @contextlib.contextmanager
 def sharded_variables(mesh: Mesh) -> Iterator[None]:
-    """Shards every variable that is created in the block."""
+    """Shards every variable that Keras creates in the block over the mesh."""
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(CreationDistribution(mesh))
     try:
@@ -31,9 +31,9 @@ def sharded_variables(mesh: Mesh) -> Iterator[None]:
 
 
 class CreationDistribution:
-    """Gives the layouts of variables until a run knows the layout of its whole model.
+    """Provides the layouts of new variables, until `Layout` chooses those of the whole model.
 
-    It has the methods that Keras calls on a distribution.
+    It has the methods that Keras calls on a `keras.distribution.Distribution`.
 
     Args:
         mesh: the devices.
@@ -47,7 +47,7 @@ class CreationDistribution:
         self._parts = math.prod(mesh.shape[axis] for axis in self._axes)
 
     def get_variable_layout(self, variable: keras.Variable) -> NamedSharding:
-        """Returns a layout that shards the largest divisible dimension, if there is one."""
+        """Returns a sharding along a variable's largest divisible dimension, if there is one."""
         shape = tuple(variable.shape)
         free = [i for i, size in enumerate(shape) if size % self._parts == 0]
         if self._parts == 1 or not free or np.prod(shape) < SMALLEST:
@@ -57,10 +57,10 @@ class CreationDistribution:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
     def get_tensor_layout(self, path: str) -> None:
-        """Returns None: XLA divides the tensors of a step."""
+        """Returns None, because XLA chooses the shardings of tensors."""
 
     def get_data_layout(self, data_shape: Sequence[int]) -> keras.distribution.TensorLayout:
-        """Returns the layout of the data in Keras's own `fit` and `predict`, which is unsharded."""
+        """Returns the layout of data in Keras's own `fit` and `predict`: a copy on each device."""
         devices = [f"{device.platform}:{device.id}" for device in self._mesh.devices.flatten()]
         mesh = keras.distribution.DeviceMesh((len(devices),), ["devices"], devices)
         return keras.distribution.TensorLayout([None] * len(data_shape), mesh)

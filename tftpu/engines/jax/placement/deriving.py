@@ -1,12 +1,12 @@
 """Derives the dimensions along which `tensor` shards the weights of a model without rules.
 
-Of two products in a row the first is sharded by its outputs and the second by its inputs, so that
-devices only add up what the second one returns (Shoeybi et al. 2019, Megatron-LM,
-https://arxiv.org/abs/1909.08053). Embeddings are sharded by the vocabulary, attention by its heads.
-The compiler divides the program as the weights are, so a poor choice costs time, not correctness.
+Of two matrix products in a row, the first is sharded along its outputs and the second along its
+inputs, so devices communicate only to add up the second one's outputs (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053). Embeddings are sharded by vocabulary, attention by heads.
+The compiler divides the program like the weights, so a poor choice costs time, not correctness.
 
-Convolutions are sharded by their filters where a model has more of them than of products; otherwise
-they stay whole, such as the one that reads the patches of a transformer's images.
+Convolutions are sharded by filters if a model has more convolutions than matrix products.
+Otherwise they are not sharded, for example the patch embedding of a vision transformer.
 """
 
 import collections
@@ -24,13 +24,13 @@ _CONVOLUTIONS = keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
 
 
 class Product(NamedTuple):
-    """A layer that multiplies by a kernel.
+    """A layer that multiplies its input by a kernel.
 
     Attributes:
         layer: the layer.
-        kernel: its kernel.
-        inputs: the kernel's dimensions that the product sums over.
-        outputs: the other dimensions.
+        kernel: the kernel.
+        inputs: the indices of the kernel's dimensions that the product sums over.
+        outputs: the indices of the kernel's other dimensions.
     """
 
     layer: keras.Layer
@@ -39,20 +39,20 @@ class Product(NamedTuple):
     outputs: tuple[int, ...]
 
     def reads(self, width: int) -> bool:
-        """Returns whether the inputs have one dimension, of this size."""
+        """Returns whether the product sums over exactly one dimension, of size `width`."""
         return [self.kernel.shape[i] for i in self.inputs] == [width]
 
     def writes(self, width: int) -> bool:
-        """Returns whether the outputs have one dimension, of this size."""
+        """Returns whether the product's outputs have exactly one dimension, of size `width`."""
         return [self.kernel.shape[i] for i in self.outputs] == [width]
 
 
 def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
-    """Returns, by the paths of variables, the name of an axis or None for each dimension.
+    """Returns the sharded variables' axes by path: `axis` or None for each dimension.
 
     Args:
         model: the built model.
-        axis: the name of the axis. It may not divide the size of a dimension that has it.
+        axis: the name of the mesh axis. The sizes of the sharded dimensions are not checked.
     """
     found: dict[str, Axes] = {}
     blocks = structure.find_blocks(model)
@@ -72,7 +72,7 @@ def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
 
 
 def is_convolutional(model: keras.Model) -> bool:
-    """Returns whether a model has more convolutions than products, which are then sharded."""
+    """Returns whether a model has more convolutions than products."""
     products = _list_products(internals.flatten_layers(model))
     return len(_list_convolutions(model)) > len(products)
 
@@ -84,11 +84,11 @@ def _list_convolutions(model: keras.Model) -> list[keras.Layer]:
 def _choose_dimensions(
     layers: Sequence[keras.Layer], widths: collections.Counter[int]
 ) -> Iterator[tuple[keras.Variable, int]]:
-    """Yields the sharded variables of a block with the dimension of each.
+    """Yields the variables of a block to shard, each with the index of the sharded dimension.
 
     Args:
-        layers: those of the block.
-        widths: see `_count_sizes`, of the whole model.
+        layers: the layers of the block.
+        widths: the result of `_count_sizes` for the whole model.
     """
     products = _list_products(layers)
     sizes = _count_sizes(products)
@@ -115,14 +115,14 @@ def _list_products(layers: Sequence[keras.Layer]) -> list[Product]:
 
 
 def _read_product(layer: keras.Layer) -> Product | None:
-    """Returns the product that a layer computes, if it is of a class of Keras that does."""
+    """Returns the product that a `Dense` or `EinsumDense` layer computes; None for others."""
     kernels = [v for v in _list_own(layer) if v.name == "kernel"]
     if not kernels:
         return None
     if isinstance(layer, keras.layers.EinsumDense):
         given, _, output = layer.equation.replace("->", ",").replace("...", "").split(",")
         labels = layer.equation.split(",")[1].split("->")[0]
-        if len(labels) != len(kernels[0].shape):  # integers of 4 bits, stored as a matrix
+        if len(labels) != len(kernels[0].shape):  # a kernel quantized to int4, stored as a matrix
             return Product(layer, kernels[0], (0,), (1,))
         inputs = tuple(i for i, label in enumerate(labels) if label not in output)
         outputs = tuple(i for i, label in enumerate(labels) if label not in given)
@@ -131,7 +131,7 @@ def _read_product(layer: keras.Layer) -> Product | None:
 
 
 def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:
-    """Returns how many products read and write each size. The width is the most frequent one."""
+    """Counts how often each size is that of a product's only input or output dimension."""
     return collections.Counter(
         product.kernel.shape[dimensions[0]]
         for product in products
@@ -143,9 +143,9 @@ def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:
 def _find_last_squares(
     layers: Sequence[keras.Layer], products: Sequence[Product], width: int
 ) -> list[keras.Layer]:
-    """Returns the last of several products in a layer that read and write the width.
+    """Returns, for each layer with several square products of the model's width, the last one.
 
-    Projections of queries, keys and values come before that of the output.
+    In attention, this is the output projection, which comes after queries, keys and values.
     """
     square = {id(p.layer) for p in products if p.reads(width) and p.writes(width)}
     found = []
@@ -165,13 +165,16 @@ def _shard_outputs(product: Product) -> Iterator[tuple[keras.Variable, int]]:
 
 
 def _shard_experts(layer: keras.Layer, width: int) -> Iterator[tuple[keras.Variable, int]]:
-    """Yields the kernels of all experts in one variable: (experts, from, to)."""
+    """Yields variables that hold the kernels of all experts, (experts, inputs, outputs).
+
+    The sharded dimension is the one that does not have the model's width.
+    """
     for variable in _list_own(layer):
         if len(variable.shape) == 3 and list(variable.shape[1:]).count(width) == 1:
             yield variable, 2 if variable.shape[1] == width else 1
 
 
 def _list_own(layer: keras.Layer) -> list[keras.Variable]:
-    """Returns the variables of a layer without those of layers in it."""
+    """Returns the variables of a layer, without the variables of its sublayers."""
     inner = {id(v) for one in internals.list_layers(layer) for v in one.variables}
     return [v for v in layer.variables if id(v) not in inner]

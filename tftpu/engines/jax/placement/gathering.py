@@ -1,10 +1,10 @@
-"""Makes weights that are sharded along `fsdp` or `sequence` whole while a layer uses them.
+"""Gathers weights that are sharded along `fsdp` or `sequence` while a layer uses them.
 
-A device gathers a weight where a layer reads it, in the dtype of the computation, and keeps its
-part of the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks
-that are recomputed, or run as a loop, gather again in the backward pass; other layers keep the
-gathered weights. By default, XLA's partitioner would multiply with parts of the weights and add up
-the activations over the devices, which are larger than the weights.
+A device gathers a weight where a layer reads it, in the compute dtype, and keeps only its shard of
+the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks that are
+recomputed, or run as a loop, gather again in the backward pass; other layers keep the gathered
+weights. By default, XLA's partitioner would multiply by shards of the weights and then add up
+activations over devices, which are larger than the weights.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Gathering:
 
 
 def _gather_sharding(sharding: NamedSharding) -> NamedSharding:
-    """Returns a sharding along `tensor` alone."""
+    """Returns the sharding of a gathered weight, which keeps only the `tensor` axis."""
     axes = [axis if axis == TENSOR else None for axis in sharding.spec]
     return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 

@@ -1,8 +1,8 @@
-"""Computes initial values: the numbers that TensorFlow draws for the same seed.
+"""Computes the initial values that TensorFlow's random functions return for the same seed.
 
-A model begins with the same weights on both engines. The numbers come from the host, one variable
-at a time, and each device receives its part. Weights that are loaded in the same block are not
-drawn.
+A model begins with the same weights on both engines. The host computes the values, one variable at
+a time, and each device receives its shard. No values are computed for weights that are loaded in
+the same block.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ _SEEDS = tf.int32.max - 1
 
 @contextlib.contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Draws the random initial values of variables as TensorFlow does, while the block runs."""
+    """Gives variables created in the block TensorFlow's random initial values for their seeds."""
     with keras_internals.random_initial_values(_compute_value):
         yield
 
 
 def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: Any) -> Any:
-    """Returns the value that an initializer has under TensorFlow, on its devices."""
+    """Returns the value that an initializer computes under TensorFlow, sharded by `layout`."""
 
     def place_drawn(drawn: tf.Tensor) -> jax.Array:
         # If an initializer computes its value from numbers of another shape, as for an orthogonal

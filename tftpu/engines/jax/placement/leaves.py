@@ -1,4 +1,4 @@
-"""Turns arrays on a mesh into the leaves of a checkpoint: the parts on this process's devices."""
+"""Turns arrays on a mesh into checkpoint leaves, which save this process's shards."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from tftpu.storage.regions import Region
 
 
 def from_variable(variable: keras.Variable) -> Leaf:
-    """Returns the leaf of a variable."""
+    """Returns the checkpoint leaf of a variable on a mesh."""
     return from_array(variable.path, lambda: variable.value, variable.assign)
 
 
 def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None]) -> Leaf:
-    """Returns the leaf of an array that every step replaces.
+    """Returns the checkpoint leaf of an array on a mesh, which every step replaces.
 
     Args:
         name: the path of the variable.

@@ -11,8 +11,8 @@ from tftpu.config import mesh as sizes_of
 from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError, counted
 
-Device = Any  # a jax.Device; type checkers take that name for a variable
-WEIGHT_AXES = (FSDP, SEQUENCE)  # axes along which a weight is sharded if no rule names others
+Device = Any  # a jax.Device, which type checkers treat as a variable, not a type
+WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard the largest dimension of a weight, without rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class BatchShard:
     """The part of each global batch that a process feeds to its devices.
 
     Attributes:
-        index: the index of the part; processes whose devices share the model may feed the same
-            part.
-        count: the number of parts, which are equal and consecutive.
+        index: the index of the part. Several processes feed the same part if devices of each
+            compute the same examples.
+        count: the number of parts, each with equally many, consecutive examples.
     """
 
     index: int
@@ -30,12 +30,11 @@ class BatchShard:
 
 
 def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
-    """Returns a mesh of all devices; neighbours along the last axis are closest together.
+    """Returns a mesh of all devices, in which neighbours along the last axis are closest.
 
     Args:
-        sizes: the sizes of every axis, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: the devices in JAX's order; the devices of a slice, and of a process, become
-            neighbours.
+        sizes: the size of each axis by name, as `tftpu.config.mesh.mesh_sizes` returns them.
+        devices: the devices in JAX's order; this sorts them by slice and process.
 
     Raises:
         UserError: an axis other than `data` crosses the network between slices.
@@ -50,7 +49,7 @@ def sort_devices(devices: Sequence[Device]) -> list[Device]:
 
 
 def _find_slice(device: Device) -> int:
-    """Returns the number of the TPU slice that a device belongs to, 0 if there is only one."""
+    """Returns the index of the TPU slice that a device belongs to; 0 if there is only one."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
@@ -59,11 +58,11 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
 
     Args:
         mesh: the mesh of the devices of all processes, made by `make`.
-        process: the number of the process.
+        process: the index of the process.
 
     Raises:
-        UserError: the devices that share the model are all those of one process and only some of
-            another.
+        UserError: of the devices per shard of the batch and the devices per process, neither
+            number divides the other.
     """
     shards = mesh.devices.reshape(count_batch_shards(mesh), -1)
     feeders = [{device.process_index for device in row} for row in shards]
@@ -90,5 +89,5 @@ def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
 
 
 def count_batch_shards(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts that a global batch is divided into."""
+    """Returns the number of shards that the mesh divides a global batch into."""
     return sizes_of.count_batch_shards(mesh.shape)

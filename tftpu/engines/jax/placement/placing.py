@@ -1,4 +1,4 @@
-"""Puts values of the host onto the devices of a mesh, which may belong to several hosts."""
+"""Puts values from host memory on the devices of a mesh, which may belong to several hosts."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ import numpy as np
 def place_value(value: Any, sharding: Any) -> jax.Array:
     """Returns an array with the given sharding.
 
-    All hosts must pass the same value; each puts the parts of its own devices onto them. Hosts
-    exchange nothing, unless the value is already on the devices of all hosts.
+    All hosts must pass the same value; each host puts shards on its own devices. Hosts communicate
+    only if the value is already on the devices of several hosts.
 
     Args:
-        value: a NumPy array, or an array of JAX.
+        value: a NumPy array or a `jax.Array`.
         sharding: the sharding; None puts the value on the first device.
     """
     if sharding is None or sharding.is_fully_addressable:
@@ -25,5 +25,5 @@ def place_value(value: Any, sharding: Any) -> jax.Array:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Returns whether this process has the whole value."""
+    """Returns whether this process can read the whole value."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable

@@ -1,9 +1,9 @@
 """Chooses the axes of the mesh along which the dimensions of variables are sharded.
 
-`tensor` follows the rules of the model, which know what its layers multiply, or those that are
-derived from its layers. `fsdp` needs no rules: it shards the largest divisible dimension (ZeRO-3;
-Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an
-example, so its devices can also divide the weights: the two axes shard the same dimension together.
+`tensor` follows the sharding rules of the model, or rules derived from its layers. `fsdp` needs no
+rules: it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
+https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example. Its devices also
+shard the weights, together with `fsdp` and along the same dimension.
 """
 
 import math
@@ -22,9 +22,9 @@ from tftpu.errors import UserError
 
 SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it saves memory
 
-# A pattern that is searched for in a variable's path, and an axis or None for each dimension. An
-# axis must divide the dimension's size, unless it ends in a question mark: then a size that it does
-# not divide is not sharded.
+# A pattern to search for in a variable's path, and the name of a mesh axis or None for each
+# dimension. The axis must divide the dimension's size, unless its name ends in a question mark:
+# then an indivisible dimension is not sharded.
 Rule = tuple[str, Axes]
 
 
@@ -43,17 +43,17 @@ class Layout:
 
     Args:
         mesh: the devices; an abstract mesh gives shardings but holds no values.
-        model: the built model; its `sharding_rules`, if any, are for the `tensor` axis.
-            Without rules they are derived from its layers.
+        model: the built model; its `sharding_rules`, if any, are for the `tensor` axis. For a
+            model without rules, they are derived from its layers.
 
     Attributes:
         mesh: the devices.
         whole: the sharding of values that every device holds in full.
 
     Raises:
-        UserError: `sequence` is used and the model has no rules, `tensor` is and shards none of its
-            weights, or a rule matches no variable or names a dimension that the axis does not
-            divide.
+        UserError: the mesh has a `sequence` axis and the model no rules, or a `tensor` axis that
+            shards none of its weights; or a rule matches no variable, or an axis does not divide a
+            dimension.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
@@ -92,7 +92,7 @@ class Layout:
         return NamedSharding(self.mesh, self._specs[variable.path])
 
     def find_slot_sharding(self, variable: keras.Variable) -> NamedSharding:
-        """Returns the sharding of an optimizer's variable, which is that of its weight."""
+        """Returns the sharding of an optimizer's variable: that of the weight in its name."""
         shape = tuple(variable.shape)
         name = variable.name
         for weight, (of_weight, spec) in self._slots.items():
@@ -105,7 +105,7 @@ class Layout:
 
         Args:
             dimensions: the number of dimensions of the tensor.
-            before: the number of dimensions before the dimension of the examples.
+            before: the index of the dimension of the examples.
         """
         axes = meshes.list_batch_axes(self.mesh) or None
         rest = [None] * (dimensions - before - 1)
@@ -131,7 +131,7 @@ class Layout:
         return self._shard_largest_dimension(shape, axes)
 
     def _shard_largest_dimension(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
-        """Adds `fsdp` and `sequence` to the largest dimension of a variable's sharding."""
+        """Returns a spec with `axes`, and `fsdp` and `sequence` on the largest free dimension."""
         names = meshes.list_weight_axes(self.mesh)
         parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:

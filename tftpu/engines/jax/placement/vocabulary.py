@@ -1,9 +1,9 @@
-"""Leaves the tables of a vocabulary sharded in a step, and sends the tokens to them instead.
+"""Keeps the tables of a vocabulary sharded in a step, and gathers the tokens instead.
 
-With 262,144 classes and 8,192 tokens a step, the tokens are the smaller part by far. Each device
-computes the logits of its rows for the tokens of all devices, and looks up the rows that it holds.
-The partition of the vocabulary follows Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053; here
-along `fsdp`, whose devices hold different examples.
+With 262,144 classes and 8,192 tokens per step, the tokens are far smaller. Each device computes the
+logits of its rows of the table for the tokens of all devices, and looks up embeddings in its rows.
+The partition of the vocabulary follows Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, but
+along `fsdp`, whose devices have different examples.
 """
 
 import math
@@ -19,13 +19,13 @@ from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.optim.chunked import Rows
 from tftpu.tensors import Tensor
 
-# A table is exchanged twice, as a weight and as a gradient; tokens several times, as embeddings and
-# as inputs of the product, with their gradients.
+# The ratio of rows to tokens from which sending tokens is cheaper. Devices exchange a table twice,
+# as weight and gradient, but tokens several times: embeddings, inputs of the logits, and gradients.
 ROWS_PER_TOKEN = 3
 
 
 class ShardedRows(Rows):
-    """Rows that the devices along `fsdp` hold."""
+    """The rows of a table that is sharded along `fsdp`; see `tftpu.optim.chunked.Rows`."""
 
     def __init__(self, mesh: Mesh | AbstractMesh):
         self._mesh = mesh
@@ -49,7 +49,7 @@ class ShardedRows(Rows):
 def find_tables(
     layout: Layout, variables: Sequence[keras.Variable], logits: Sequence[int]
 ) -> list[keras.Variable]:
-    """Returns the tables of a vocabulary that stay sharded while a step reads them.
+    """Returns the tables of a vocabulary (embeddings, logits) to keep sharded during a step.
 
     Args:
         layout: the shardings of the variables.

@@ -1,1 +1,1 @@
-"""The processes of the JAX engine: how they find each other, and what happens when one is lost."""
+"""The processes of the JAX engine: connects them, exchanges texts, and notices lost hosts."""

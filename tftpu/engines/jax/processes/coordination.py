@@ -1,11 +1,11 @@
-"""Finds this process's place among several, and starts JAX's coordination of them.
+"""Finds the index of this process among several, and starts JAX's coordination of them.
 
 The processes find each other, and exchange short texts, through a service in the first process. Its
 address comes from TF_CONFIG, or on a TPU slice of several hosts from JAX's own detection.
 
-JAX aborts a process when the service is gone, and gloo aborts it when a peer breaks the connection.
-Here such a process ends with the exit code of a lost host. JAX's heartbeats never end a process,
-because `tftpu.engines.jax.processes.watch` notices a lost host first.
+JAX aborts a process if the service ends, and gloo aborts it if a peer breaks the connection. This
+module makes such a process end with the exit code for a lost host. JAX's heartbeats never end a
+process, because `tftpu.engines.jax.processes.watch` notices a lost host first.
 """
 
 import atexit
@@ -18,33 +18,33 @@ from typing import Any
 
 import jax
 from jax._src import clusters, distributed  # private modules; tested with JAX 0.10.2
-from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (as the others)
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage] (private, see above)
 
 from tftpu.engines.jax.processes.watch import Store, Watch
 from tftpu.errors import HostLost, UserError
 from tftpu.runtime import hosts
 from tftpu.runtime.hosts import Task
 
-# Seconds between JAX's own heartbeats, in effect never: a missed one ends processes abruptly.
+# Timeout in seconds of JAX's own heartbeats, so long that a missed one never aborts a process.
 _NEVER = 10**6
-_LEAVING = 300.0  # seconds that a process that ends waits for the others
-_REACHED = 2.0  # seconds to wait for an answer of the machine that runs the service
+_LEAVING = 300.0  # seconds that a finished process waits for the others to end as well
+_REACHED = 2.0  # seconds to wait for a connection to the machine that runs the service
 _ANSWERS = 2.0  # seconds that the service keeps running after the coordination has ended
-_LATER = 3.0  # seconds after which `Watch` has certainly ended the process
+_LATER = 3.0  # seconds after `host_timeout` by which `Watch` has certainly ended the process
 
-# Holds the watch once a process has started: JAX coordinates a process only once.
+# Contains the watch once `start` has run, because JAX can coordinate a process only once.
 _started: list[Watch] = []
-_handlers: list[Any] = []  # callbacks that the system calls; keeps Python from freeing them
+_handlers: list[Any] = []  # signal handlers for C code; keeps Python from freeing them
 
 
 def find_slice_task() -> Task:
-    """Returns the place of this process on a TPU slice; a slice of one host has a single place.
+    """Returns this process's index and the number of processes on a TPU slice.
 
-    The place is also single without a metadata server, as on Colab. If the server of a slice with
-    several hosts does not answer, JAX finds more processes than this function.
+    Returns a single process for a slice of one host, and without a metadata server, as on Colab. If
+    a larger slice's server does not answer, `connect` fails later, as JAX finds more processes.
 
     Raises:
-        HostLost: the first host has no address.
+        HostLost: the address of the first host was not found.
     """
     with contextlib.suppress(OSError):
         for kind in clusters.ClusterEnv._cluster_types:
@@ -58,15 +58,17 @@ def find_slice_task() -> Task:
 
 
 def start(task: Task, seconds: float) -> Watch:
-    """Starts the coordination with the other processes, once; waits until all have arrived.
+    """Starts the coordination with the other processes; waits until all have connected.
+
+    Later calls return the first call's watch.
 
     Args:
-        task: the place of this process among several.
+        task: the index of this process, the number of processes, and the first one's address.
         seconds: the seconds without a sign of life after which a host is lost.
 
     Raises:
         UserError: the port of the first host is in use.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     if not _started:
         address = task.coordinator
@@ -79,9 +81,9 @@ def start(task: Task, seconds: float) -> Watch:
         except RuntimeError as error:
             _forget()
             raise HostLost(
-                f"Host {task.index} of {task.count} waited {hosts.ARRIVE} s for the others, which "
-                f"meet at {address} of host 0 ({error}): start the same command on all hosts, each "
-                "with its own index, and let them reach that address."
+                f"Host {task.index} of {task.count} waited {hosts.ARRIVE} s for the others to "
+                f"connect to host 0 at {address} ({error}): start the same command on all hosts, "
+                "each with its own index, and check that they can reach this address."
             ) from error
         _started.append(Watch(Store(client), task.index, task.count, seconds))
         # Runs before JAX's own handler, because the last one registered runs first.
@@ -90,7 +92,7 @@ def start(task: Task, seconds: float) -> Watch:
 
 
 def _serve(task: Task) -> None:
-    """Starts the service through which the processes find each other, in the first of them."""
+    """Starts the service that connects the processes; runs in the first process only."""
     port = int(task.coordinator.rpartition(":")[2])
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -108,9 +110,9 @@ def _serve(task: Task) -> None:
 
 
 def _connect_task(task: Task) -> Any:
-    """Connects JAX to the others as `jax.distributed.initialize` does; returns JAX's client.
+    """Connects JAX to the other processes, and returns JAX's client.
 
-    That function has no argument to choose what happens when the service is gone.
+    `jax.distributed.initialize` has no argument to choose what happens if the service ends.
     """
     # JAX would catch SIGTERM, which `tftpu.runtime.preemption` handles.
     jax.config.update("jax_enable_preemption_service", False)
@@ -126,7 +128,7 @@ def _connect_task(task: Task) -> Any:
         shutdown_timeout=hosts.ARRIVE,
         shutdown_on_destruction=False,
         use_compression=True,
-        # jaxlib 0.10.2 aborts before it calls a function of Python: see `_exit_as_lost_on_abort`.
+        # jaxlib 0.10.2 aborts before it calls a Python callback: see `_exit_as_lost_on_abort`.
         missed_heartbeat_callback=lambda status: hosts.exit_as_lost(f"Host 0 was lost: {status}."),
     )
     state.client.connect()
@@ -152,14 +154,14 @@ def _forget() -> None:
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
-    """Makes an abort after the loss of a host end the process with the exit code for that.
+    """Handles SIGABRT, so that a process that aborts after a host is lost exits as `Watch` would.
 
-    JAX aborts when its service is gone, and gloo when another host breaks the connection. `Watch`
-    soon notices the loss and ends the process. Other aborts stay unchanged.
+    JAX aborts if its service ends, and gloo if another host breaks the connection. The handler
+    checks the service, and waits for `Watch` to end the process. Other aborts stay unchanged.
 
     Args:
-        address: the address of the service.
-        seconds: the seconds after which a host is lost.
+        address: the address of the service, "HOST:PORT".
+        seconds: the seconds without a sign of life after which a host is lost.
     """
     host, _, port = address.rpartition(":")
 

@@ -19,11 +19,11 @@ class OneHost:
     exchange = None
 
     def any(self, *flags: bool) -> list[bool]:
-        """Returns the flags."""
+        """Returns the flags of the only host unchanged."""
         return list(flags)
 
     def from_chief(self, step: int | None) -> int | None:
-        """Returns the value."""
+        """Returns the step unchanged, because the only host is the chief."""
         return step
 
     def together(self) -> contextlib.AbstractContextManager[None]:
@@ -61,10 +61,10 @@ class JaxHosts:
 
 
 class StoreExchange:
-    """See `tftpu.engines.engine.Exchange`; the first host stores the texts.
+    """Exchanges texts through a store on the first host; see `tftpu.engines.engine.Exchange`.
 
     Args:
-        watch: the watch of the other hosts, with its store.
+        watch: the watch of the other hosts, whose store this uses.
     """
 
     def __init__(self, watch: Watch):
@@ -73,7 +73,7 @@ class StoreExchange:
         self._uses: collections.Counter[str] = collections.Counter()
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Returns every host's text under a name to the chief, by host; [] to the others."""
+        """Returns the texts of all hosts on the chief, in their order; [] on other hosts."""
         key = self._build_key(f"{name}/collected")
         if self.index:
             self._store.put(f"{key}/{self.index}", text)
@@ -91,6 +91,6 @@ class StoreExchange:
         return text
 
     def _build_key(self, name: str) -> str:
-        """Returns a unique key for each use of a name, the same on all hosts."""
+        """Returns a key that is unique for each use of a name, and the same on all hosts."""
         self._uses[name] += 1
         return f"{name}/{self._uses[name]}"

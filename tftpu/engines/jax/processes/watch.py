@@ -1,8 +1,8 @@
 """Ends this process when another host is lost.
 
-A process that waits for another one on a device cannot be interrupted: on a TPU, and over gloo, it
-waits forever. So each host publishes a rising count, and reads the counts of the others. A host
-whose count stops is lost, whether it was killed, stopped or disconnected.
+A process that waits for another one in a device computation cannot be interrupted: on a TPU, and
+with gloo, it waits forever. So each host publishes a counter that it increases, and reads the
+others' counters. A host whose counter stops is lost, whether killed, stopped or disconnected.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import jax
 from tftpu.runtime import hosts
 
 _BEATS = 6  # heartbeats in the time after which a host counts as lost
-_LEFT = "left"
+_LEFT = "left"  # the text of a host that ends normally, instead of its counter
 
 
 class Store:
-    """Texts by name, which all hosts see.
+    """A key-value store of texts that all hosts share.
 
     Args:
         client: the client of JAX's coordination service.
@@ -38,25 +38,26 @@ class Store:
         self._client.key_value_set(f"tftpu/{name}", text, True)
 
     def read_texts(self, name: str) -> dict[str, str]:
-        """Returns the texts whose names are `name/REST`, by REST."""
+        """Returns the texts whose names begin with `name/`, by the last part of their names."""
         found = self._client.key_value_dir_get(f"tftpu/{name}/")
         return {key.rpartition("/")[2]: text for key, text in found}
 
     def wait_for(self, name: str) -> str:
         """Returns a text as soon as a host sets it."""
         while True:
-            # The text is not set yet; `Watch` ends the wait if a host is lost.
+            # An error means that no host has set the text yet. `Watch` ends the process if one is
+            # lost.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 return self._client.blocking_key_value_get(f"tftpu/{name}", 60_000)
             time.sleep(0.1)
 
     def remove(self, name: str) -> None:
-        """Removes a text, or all whose names begin with a name and a slash."""
+        """Removes a text; a name that ends in a slash removes all texts that begin with it."""
         self._client.key_value_delete(f"tftpu/{name}")
 
 
 class Watch:
-    """Watches the other hosts, in threads, until this one leaves.
+    """Watches the other hosts, in threads, until this host ends its run.
 
     Args:
         store: the store that all hosts see.
@@ -81,7 +82,7 @@ class Watch:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Counts a host that leaves within the block as lost; all hosts enter it together."""
+        """Treats hosts that end normally inside the block as lost; all hosts enter it together."""
         self._working += 1
         try:
             yield
@@ -89,7 +90,7 @@ class Watch:
             self._working -= 1
 
     def leave(self, limit: float) -> bool:
-        """Tells the other hosts that this one ends; returns whether all of them end as well.
+        """Announces that this host ends, and waits; returns whether all other hosts end as well.
 
         Args:
             limit: the seconds to wait for the others.
@@ -110,13 +111,13 @@ class Watch:
         beats = 0
         while not self._leaving.is_set():
             beats += 1
-            # `_judge` measures how long the store does not answer
+            # `_find_silent` measures how long the store has not answered
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._exchange_texts(str(beats))
             self._leaving.wait(self._seconds / _BEATS)
 
     def _exchange_texts(self, own: str) -> None:
-        """Shows this host's text, and reads those of the others."""
+        """Publishes this host's text, and reads the texts of the other hosts."""
         self.store.put(f"hosts/{self.index}", own)
         found = self.store.read_texts("hosts")
         now = self._answered = time.monotonic()
@@ -132,7 +133,7 @@ class Watch:
                 hosts.exit_as_lost(lost)
 
     def _find_silent(self) -> str | None:
-        """Returns a sentence about a host that shows no sign of life."""
+        """Returns a message about a host without a sign of life; None if there is none."""
         now = time.monotonic()
         if now - self._answered > self._seconds:
             return f"Host 0 was lost: it has not answered for {self._seconds:.0f} s."
@@ -142,9 +143,9 @@ class Watch:
         return None
 
     def _find_gone(self) -> str | None:
-        """Returns a sentence about a host that ended while this one still works with it."""
+        """Returns a message about a host that ended while this one needs it; None if none did."""
         for other, (heard, text) in self._seen.items():
-            # Hosts that end together leave the block one after the other.
+            # Waits a while, because hosts that end together leave the block at different times.
             if text == _LEFT and self._working and time.monotonic() - heard > self._seconds / 2:
                 return f"Host {other} ended while this one was waiting for it: see its output."
         return None

@@ -29,8 +29,8 @@ class EvalStep:
     def __init__(self, state: JaxState):
         self._state = state
         optimizers = [v for group in state.groups for v in group.optimizer.variables]
-        # The user's own losses and layers may read these variables. A compiled program would keep
-        # the values of its first run, so they are passed in.
+        # User-defined losses and layers may read these variables. They are arguments of the
+        # program, because a compiled program would otherwise keep their first values.
         self._untrained = [*state.untrained, *optimizers]
         self._passes = [ForwardPass(state, losses, self._untrained) for losses in state.losses]
         self.sums = EvalSums(state.losses)
@@ -51,7 +51,7 @@ class EvalStep:
         return all(found)
 
     def read_values(self) -> StateValues:
-        """Returns the values that evaluation uses: the averages where they are kept."""
+        """Returns the values that evaluation uses: of weights, the averages if there are any."""
         state = self._state
         untrained = [v.value for v in self._untrained]
         return StateValues(state.select_evaluated_weights(), untrained, [], [], [])
@@ -85,7 +85,7 @@ class EvalStep:
         Keras's own metrics consist of sums and counts. This tests other metrics on a batch.
 
         Args:
-            first: a function that returns the first batch of the data; only a test calls it.
+            first: a function that returns the first batch of the data; called only to test metrics.
         """
         for one in self._passes:
             if not one.losses.unknown_metrics:

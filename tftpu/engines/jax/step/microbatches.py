@@ -22,8 +22,8 @@ class MicrobatchLayout:
         layout: the shardings of batches.
         shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
-        examples: the number of examples of a batch, which padding fills up; None: it has none.
-        whole: whether every device computes the whole batch, of which the spec is then.
+        examples: the number of examples of a batch without its padding; None: there is no padding.
+        whole: whether every device computes the whole batch; `shard_spec` is then its spec.
 
     Attributes:
         microbatches: the number of microbatches.
@@ -51,7 +51,7 @@ class MicrobatchLayout:
         self.microbatch = self._build_shapes(shard_spec, self._shards * self.shard // microbatches)
 
     def split_batch(self, batch: Nest) -> Nest:
-        """Returns a global batch as (microbatches, examples, ...)."""
+        """Returns a global batch in the shape (microbatches, examples per microbatch, ...)."""
         return jax.tree.map(self._split_microbatches, batch)
 
     @property
@@ -73,7 +73,7 @@ class MicrobatchLayout:
 
         Returns:
             The position of the first example, the number of consecutive examples, and the distance
-            from the start of one run of consecutive examples to the start of the next.
+            from the start of one such run of examples to the start of the next.
         """
         run = self.shard // self.microbatches
         return number * run, run, self.shard

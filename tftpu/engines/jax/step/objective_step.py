@@ -31,10 +31,10 @@ class ObjectiveResult(NamedTuple):
 
     Attributes:
         values: the values of all variables after the step.
-        sums: the summands of this step.
-        norm: the global norm of the gradient, 0 if it overflowed.
-        finite: whether the gradient was finite, and the update was made.
-        metrics: states of the metrics.
+        sums: what this step adds to the sums over steps.
+        norm: the global norm of the gradient, (); 0 if a loss-scaled gradient overflowed.
+        finite: whether the gradient was finite, () bool. If not, loss scaling skips the update.
+        metrics: the states of the metrics for this step's batch.
     """
 
     values: StateValues
@@ -47,19 +47,19 @@ class ObjectiveResult(NamedTuple):
 class ObjectiveStep:
     """The step of one objective.
 
-    The constructor traces the forward pass, to learn what it updates, masks and depends on.
+    The constructor traces the forward pass, to find the variables it updates and depends on.
 
     Args:
         state: the variables.
-        index: number of the objective.
+        index: the index of the objective.
         microbatching: the division of a global batch into microbatches.
 
     Attributes:
         changed: the indices of the variables that the objective changes, among the untrained
             variables.
-        takes_padding: whether padding can be left out of all results.
-        constants: the variables outside of the model that the objective reads, each with its value,
-            which is constant in the program.
+        takes_padding: whether all results of a padded batch can leave the padding out.
+        constants: the variables outside of the model that the objective reads, each with its value
+            at the time of tracing, which is a constant in the program.
 
     Raises:
         UserError: the objective cannot be trained.
@@ -71,7 +71,7 @@ class ObjectiveStep:
         self._losses = self._group.losses
         weights = state.model.trainable_variables
         optimizers = [v for group in state.groups for v in group.optimizer.variables]
-        # Index of the first weight in this list of variables.
+        # The index of the first weight in the list of variables passed to `ForwardPass`.
         self._first = len(state.untrained) + len(optimizers)
         self._forward = ForwardPass(state, self._losses, [*state.untrained, *optimizers, *weights])
         self._division = Division(1, microbatching.microbatches)
@@ -84,7 +84,7 @@ class ObjectiveStep:
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
-        # Without microbatches, the function's one number is for the whole batch.
+        # Without microbatches, a loss that is a single number is exact: it is of the whole batch.
         if microbatching.microbatches > 1:
             checks.warn_of_means(self._group, traced.computed)
         self._reached = reached
@@ -150,7 +150,7 @@ class ObjectiveStep:
         return ObjectiveResult(values, GroupSums(taken, losses), norm, finite, metrics)
 
     def compute_outputs(self, values: StateValues, batch: Nest) -> Nest:
-        """Returns what the forward pass computes, as in evaluation."""
+        """Returns the outputs of the forward pass, computed as in evaluation."""
         with self._state.gathering.reading():
             return self._forward.compute_outputs(
                 batch, forward.Values(values.trainable, values.untrained)
@@ -278,7 +278,7 @@ class ObjectiveStep:
         ]
 
     def _constrain_gradients(self, grads: Arrays) -> Arrays:
-        """Shards gradients like their variables, so that one exchange sums and divides them."""
+        """Shards gradients like their variables, so one reduce-scatter sums and shards them."""
         layout = self._state.layout
         return [
             jax.lax.with_sharding_constraint(grad, layout.find_weight_sharding(variable))
@@ -286,7 +286,7 @@ class ObjectiveStep:
         ]
 
     def _trace_forward(self) -> tuple[Forward, list[bool]]:
-        """Traces the forward pass; returns its properties and the variables that it depends on."""
+        """Traces the forward pass; returns its result and whether it depends on each variable."""
         state, results = self._state, []
 
         def trace(own, batch):
@@ -318,7 +318,7 @@ class ObjectiveStep:
 def _find_constants(
     state: JaxState, read: list[keras.Variable]
 ) -> list[tuple[keras.Variable, Any]]:
-    """Returns the variables outside of the model among those that were read, with their values."""
+    """Returns the variables in `read` that are not part of the model, with their values."""
     model = state.model
     states = [*state.seed_states, *keras_internals.list_compiled_states(model)]
     known = {id(v) for v in [*model.variables, *states]}
@@ -326,7 +326,7 @@ def _find_constants(
 
 
 def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
-    """Returns the tables whose rows the loss takes from the devices that hold them."""
+    """Returns the vocabulary tables to keep sharded, if a chunked loss reads them."""
     if not any(e.chunked is not None for e in traced.computed.elements):
         return []
     variables = [*state.model.trainable_variables, *state.untrained]
@@ -334,7 +334,7 @@ def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
 
 
 class _ForwardProperties(NamedTuple):
-    """Properties of a traced forward pass, as in `tftpu.engines.tensorflow.step.gradients`."""
+    """See `tftpu.engines.tensorflow.step.gradients.ForwardProperties`."""
 
     output: Nest
     masked: bool
@@ -361,7 +361,7 @@ def _describe(traced: Forward, losses: Any, microbatching: MicrobatchLayout) -> 
 
 
 def _replace_entries(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:
-    """Returns a copy of a list with other entries at some places."""
+    """Returns a copy of a list with new entries at some indices."""
     copy = [*whole]
     for place, value in zip(places, new):
         copy[place] = value

@@ -1,8 +1,8 @@
-"""The train step: its only definition on this engine, one program over the whole mesh.
+"""The train step of the JAX engine, one program over the whole mesh.
 
 It computes the same as the step of `tftpu.engines.tensorflow.step.train_step`, in the same order,
-but sees only one shard: XLA divides the program, and adds the exchange between devices that the
-shardings of the batch and the weights require.
+but for the whole global batch instead of one shard: XLA divides the program, and adds the
+communication that the shardings of the batch and the weights require.
 """
 
 import functools
@@ -30,7 +30,7 @@ class TrainStep:
         state: the variables.
         shard_spec: spec of one shard of a batch, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
-        examples: the number of examples of a batch, if padding fills up its shards.
+        examples: the number of examples of a batch without its padding; None: there is no padding.
 
     Attributes:
         state: the variables.
@@ -69,11 +69,11 @@ class TrainStep:
         return self.microbatching.microbatches * sum(one.count_flops() for one in self._steps)
 
     def forward(self, values: StateValues, microbatch: Nest) -> Nest:
-        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        """Returns the outputs of the forward passes of all objectives, as in evaluation."""
         return [one.compute_outputs(values, microbatch) for one in self._steps]
 
     def select_due(self, step: int) -> tuple[int, ...]:
-        """Returns the objectives that are due after this many steps."""
+        """Returns the indices of the objectives to train in the step after `step` steps."""
         return tuple(i for i, every in enumerate(self._every) if step % every == 0)
 
     def train(
@@ -86,7 +86,7 @@ class TrainStep:
             sums: the sums over earlier steps, (size,) float32.
             step: the number of steps done, () int32.
             batch: the global batch.
-            due: the objectives that are due.
+            due: the indices of the objectives to train in this step.
         """
         results, sums_of_groups = [], []
         before = values
@@ -105,13 +105,13 @@ class TrainStep:
         return values, sums + self.sums.build_vector(1, norm, skipped, sums_of_groups, metrics)
 
     def check_constants(self) -> None:
-        """Raises `UserError` if a variable changed whose value is constant in the program."""
+        """Raises `UserError` if a variable that the program contains as a constant has changed."""
         for variable, value in (pair for one in self._steps for pair in one.constants):
             if variable.value is not value:
                 raise UserError(
                     f"The loss reads the variable {variable.path!r}, which has changed but is not "
-                    "part of the model. On JAX, a compiled step keeps the value that it had at "
-                    "first. Make it an attribute of the model, with trainable=False."
+                    "part of the model. On JAX, a compiled step keeps the first value of such a "
+                    "variable. Make it an attribute of the model, with trainable=False."
                 )
 
     def _update_averages(

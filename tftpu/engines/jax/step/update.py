@@ -30,10 +30,10 @@ def apply_gradients(
 
     Args:
         group: the objective.
-        grads: gradients of its variables.
+        grads: the gradient with respect to each of the objective's variables.
         reached: whether the loss depends on each variable; other variables do not change.
-        variables: values of its variables.
-        optimizer: values of its optimizer's variables.
+        variables: the values of the objective's variables.
+        optimizer: the values of its optimizer's variables.
     """
     own: Any = group.optimizer
     mapping = [*zip(group.variables, variables), *zip(own.variables, optimizer)]
@@ -54,12 +54,13 @@ def apply_gradients(
 
 
 def adjust_loss_scale(group: ParameterGroup, scale: Arrays, finite: Any) -> Arrays:
-    """Returns a dynamic loss scale after a step: halved by an overflow, doubled after enough
-    steps without one.
+    """Returns the dynamic loss scale after a step.
+
+    The factor is halved after an overflow, and doubled after enough steps without one.
 
     Args:
         group: the objective.
-        scale: the factor, and the steps since it changed.
+        scale: the factor, (), and the number of steps since it changed, ().
         finite: whether the gradients of this step were finite, () bool.
     """
     factor, count = scale

@@ -1,4 +1,4 @@
-"""The model FLOPs of a step: its matrix products, from the traced forward pass."""
+"""Counts the model FLOPs of a step: those of its matrix products, from the traced forward pass."""
 
 import math
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ from tftpu.engines.origins import (
 from tftpu.engines.tensorflow import internals
 
 Shape = Any  # a tf.TensorShape that is fully defined
-# Operations that run one of their functions.
+# Operations that call only one of their functions.
 _CHOICES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def count_step_flops(graph: Any, origins: Sequence[Origin]) -> int:
     """Returns the FLOPs of a step's products, forward and backward, from its forward pass.
 
-    A multiplication and its addition count as two. Elementwise ops are left out, and so are batched
-    products of activations with activations, such as attention's: 6 x parameters x tokens for a
-    transformer that is trained whole (`tftpu.engines.origins`). Ops that no output depends on do
-    not count, because Keras runs a step of a recurrent layer only for its shapes. A loop with an
-    unknown number of iterations counts once. Of several branches, only the largest counts.
+    A multiply-add counts as two FLOPs. Elementwise ops do not count, nor do batched products of
+    activations with activations, as in attention. This gives 6 x parameters x tokens for a fully
+    trained transformer (`tftpu.engines.origins`). Ops that no output depends on do not count, for
+    example a recurrent step that Keras runs only for its shapes. A loop with an unknown number of
+    iterations counts once. Of several branches, only the largest counts.
 
     Args:
-        graph: a `FuncGraph` of static shapes.
-        origins: the origins of its inputs.
+        graph: the `FuncGraph` of the forward pass, with static shapes.
+        origins: the origin of each input of the graph.
     """
     return _count_graph(graph, origins)[0]
 
 
 def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]]:
-    """Returns the FLOPs of a graph, and the origins of its outputs."""
+    """Returns the FLOPs of a graph, and the origin of each of its outputs."""
     known = internals.list_functions(graph)
     origins = {tensor.name: origin for tensor, origin in zip(graph.inputs, given)}
     total = 0
@@ -63,7 +63,7 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
 def _count_called(
     op: tf.Operation, bodies: list[Any], inputs: list[Origin]
 ) -> tuple[int, list[Origin]]:
-    """Returns the FLOPs of the functions that an op calls, and the origins of its outputs."""
+    """Returns the FLOPs of the functions that an op calls, and the origin of each op output."""
     while True:
         found = [
             _count_graph(body, find_argument_origins(inputs, len(body.inputs))) for body in bodies
@@ -80,7 +80,7 @@ def _count_called(
 
 
 def _find_needed(graph: Any) -> list[tf.Operation]:
-    """Returns the ops that the outputs of a graph depend on, in the order of their dependence."""
+    """Returns the ops that the outputs of a graph depend on, each after the ops it depends on."""
     found: set[str] = set()
     todo = [tensor.op for tensor in graph.outputs]
     while todo:
@@ -92,16 +92,15 @@ def _find_needed(graph: Any) -> list[tf.Operation]:
 
 
 def _is_differentiable(tensor: tf.Tensor) -> bool:
-    """Returns whether a gradient may flow through a tensor, a list or a variable."""
+    """Returns whether a gradient may flow through a tensor; it may be a tensor list or variable."""
     return tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource)
 
 
 def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
-    """Returns how often an op runs each function that it calls.
+    """Returns how often an op runs each function that it calls: 1, or the iterations of a loop.
 
-    A loop's condition says that a counter, which starts from a constant and to which the body adds
-    a constant, is less than a constant. Each constant may be an input of the loop. A loop in any
-    other form counts once.
+    They are known if the condition compares a counter, `counter < limit`, whose start, increment
+    and limit are constants. Start and limit may be inputs of the loop. Other loops count once.
     """
     if op.type not in ("While", "StatelessWhile"):
         return 1
@@ -139,13 +138,13 @@ def _find_increment(body: Any, place: int | None) -> int:
 
 
 def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
-    """Returns a whole number in a loop's condition, for the first iteration; None if unknown."""
+    """Returns the value of an integer in a loop's condition at the start; None if unknown."""
     place = _find_input(tensor, condition)
     return _read_constant(tensor if place is None else loop.inputs[place])
 
 
 def _read_constant(tensor: Any) -> int | None:
-    """Returns the value of a constant whole number; None for any other tensor."""
+    """Returns the value of a constant integer scalar; None for any other tensor."""
     found = (
         tf.get_static_value(tensor) if tensor.dtype.is_integer and not tensor.shape.rank else None
     )
@@ -178,7 +177,7 @@ def _count_flops(op: tf.Operation) -> int:
 
 
 class _Axes(NamedTuple):
-    """The axes of images after the first axis, which counts the examples."""
+    """The axes of a batch of images; axis 0 is the batch."""
 
     channels: int
     spatial: range
@@ -190,7 +189,7 @@ def _choose_axes(op: tf.Operation, rank: int) -> _Axes:
 
 
 def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
-    """Returns the number of products with real input over all axes, for one channel."""
+    """Returns the number of multiplications by input, not padding, of one channel of a kernel."""
     return math.prod(
         _count_taps_along(given[axis], output[axis], size, op, axis)
         for axis, size in zip(_choose_axes(op, output.rank).spatial, kernel)
@@ -198,7 +197,7 @@ def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) ->
 
 
 def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """Returns the number of kernel positions on real input along one axis, without padding."""
+    """Returns, for one axis, the number of output and kernel positions that read real input."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0
@@ -207,11 +206,14 @@ def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, ax
 
 
 def _count_einsum(equation: str, shapes: Sequence[Shape]) -> int:
-    """Returns twice the product of the sizes of all axes, including those of an ellipsis."""
+    """Returns the FLOPs of an einsum of two operands; 0 for others and for batched products.
+
+    It is twice the product of the sizes of all axes, including the axes of an ellipsis.
+    """
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")
     if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:
-        return 0  # it has one operand, or is a batched product
+        return 0  # not two operands, or a batched product
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
         if not shape.is_fully_defined():

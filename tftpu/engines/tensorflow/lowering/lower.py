@@ -1,7 +1,7 @@
 """Lowers a compiled Keras model to the program of one replica, on a machine without a TPU.
 
 The program is traced from the step that the trainer runs, under a strategy that reports N replicas
-and whose all-reduce is XLA's.
+and uses XLA's all-reduce.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from tftpu.errors import UserError
 from tftpu.optim.policy import building_under
 from tftpu.tpu.slices import Slice
 
-_LARGE = 4096  # elements of a variable from which its values are not computed
+_LARGE = 4096  # elements; larger variables get zeros instead of their initial values
 # `(x, y)` or `(x, y, sample_weight)`, where each is a `tf.TensorSpec` or a nest of them.
 BatchSpec = Any
 
@@ -50,10 +50,9 @@ def lower(
         batch_spec: the spec of one replica's shard of the global batch.
         replicas: number of replicas that share the global batch.
         precision: dtype policy under which the model is built.
-        options: the options of the trainer; None means the defaults. The step depends on
-            `gradient_accumulation_steps`, `global_clipnorm` and `ema_momentum`.
+        options: the options of the step; None means the defaults.
         objectives: a function from a model to its objectives; None: the model has a compiled loss.
-            The lowered step is one in which all objectives are due.
+            The lowered step trains all objectives.
 
     Raises:
         UserError: XLA cannot compile the step. The message names the layer and the op.
@@ -67,7 +66,7 @@ class TensorFlowBuiltStep:
     """See `tftpu.engines.lowered.BuiltStep`: the step of one replica.
 
     Args:
-        state: the variables, which were made in the scope of the strategy.
+        state: the variables, which were created in the scope of the strategy.
         batch_spec: the spec of one replica's shard of the global batch.
         strategy: the strategy of all replicas.
         precision: dtype policy under which the model was built.
@@ -92,7 +91,7 @@ class TensorFlowBuiltStep:
             return TrainStep(self._state, self._batch_spec)
 
     def count_flops(self) -> int:
-        """Returns the model FLOPs of a replica's part of a step."""
+        """Returns the model FLOPs of a step, divided by the number of replicas."""
         return self._step.model_flops // self._strategy.num_replicas_in_sync
 
     def lower(self) -> LoweredStep:
@@ -131,7 +130,7 @@ class TensorFlowBuiltStep:
 
 
 def _count_state_bytes(state: ModelState) -> StateBytes:
-    """Returns the bytes that a device holds, which include the whole model."""
+    """Returns the bytes of the variables on a device; each device has all variables."""
     optimizers = [v for group in state.groups for v in group.optimizer.variables]
     return StateBytes(
         count_bytes(state.model.variables), count_bytes(optimizers), count_bytes(state.averages)
@@ -139,7 +138,7 @@ def _count_state_bytes(state: ModelState) -> StateBytes:
 
 
 def count_bytes(variables: Iterable[Any]) -> int:
-    """Returns the sum of the sizes of variables."""
+    """Returns the total size of variables in bytes."""
     return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
 
 
@@ -149,32 +148,32 @@ class TensorFlowLowering:
     remats = ("block",)
 
     def count_data_shards(self, target: Slice) -> int:
-        """Returns the number of devices.
+        """Returns the number of shards of a batch, one per device of the slice.
 
         Raises:
             UserError: the devices belong to several slices.
         """
         if target.slices > 1:
             raise UserError(
-                f"The TensorFlow engine trains on one slice, but {target.name} are "
+                f"The TensorFlow engine trains on one slice, but {target.name} has "
                 f"{target.slices} slices: set cluster.engine=jax."
             )
         return target.replicas
 
     def format_mesh(self, devices: int) -> str:
-        """Returns "", because each device holds the whole model."""
+        """Returns "", because this engine has no mesh: each device holds the whole model."""
         return ""
 
     def list_finer_lowerings(self, target: Slice) -> list["TensorFlowLowering"]:
-        """Returns an empty list, because every device holds the whole model."""
+        """Returns an empty list, because this engine cannot shard a model over devices."""
         return []
 
     def choose_compiler_options(self, target: Slice) -> dict[str, str]:
-        """Returns no options, because TensorFlow's runtime compiles the step with its own."""
+        """Returns an empty dict, because TensorFlow's runtime compiles with its own options."""
         return {}
 
     def build_model(self, model_fn: ModelFn, precision: str) -> keras.Model:
-        """Builds a model, without values of its large variables."""
+        """Builds a model, with zeros instead of initial values in its large variables."""
         with _building_under(precision, OneReplicaStrategy(1)):
             return model_fn()
 
@@ -187,7 +186,7 @@ class TensorFlowLowering:
         options: TrainConfig,
         objectives: ObjectivesOf | None = None,
     ) -> TensorFlowBuiltStep:
-        """Builds the train step of one of the devices."""
+        """Builds the train step of one device; all devices run the same step."""
         strategy = OneReplicaStrategy(devices)
         with _building_under(precision, strategy):
             model = model_fn()
@@ -197,16 +196,16 @@ class TensorFlowLowering:
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
-    """The first of `replicas` replicas: its variables are plain, its collectives XLA's."""
+    """A strategy of N replicas for tracing one: plain variables, and collectives as XLA ops."""
 
     def __init__(self, replicas: int):
         super().__init__(_Extended(self, replicas))
 
 
 class _Extended(internals.OneDeviceExtended):
-    """A private interface of TensorFlow, tested with 2.19 to 2.21.
+    """Implements `OneReplicaStrategy.extended`, a private interface of TensorFlow 2.19 to 2.21.
 
-    The type checker reads literal return types (1 replica, merge calls) from the base class.
+    Pyright infers literal return types from the base class (1 replica, and True for merge calls).
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
@@ -218,10 +217,10 @@ class _Extended(internals.OneDeviceExtended):
         return self._replicas
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Creates a variable, without values if it is large and its initializer has not run.
+        """Creates a variable, with zeros that need no memory if it is large.
 
-        Lowering a step needs only shapes. The values of a large model and its optimizer would fill
-        memory that the compiler needs.
+        Lowering a step needs only shapes. The values of a large model and its optimizer would take
+        memory that the compiler needs. An initial value that is a tensor already is kept.
         """
         initial = kwargs["initial_value"]
         if callable(initial):
@@ -239,8 +238,8 @@ class _Extended(internals.OneDeviceExtended):
         return False  # the same as under TPUStrategy
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        # TPUStrategy would emit CrossReplicaSum, but a TensorFlow without TPU support has no kernel
-        # for it.
+        # TPUStrategy would use the op CrossReplicaSum, for which a TensorFlow without TPU support
+        # has no kernel.
         del options
         group = np.arange(self._replicas, dtype=np.int32)[None]
 
@@ -255,7 +254,7 @@ class _Extended(internals.OneDeviceExtended):
 
 @contextlib.contextmanager
 def _building_under(precision: str, strategy: tf.distribute.Strategy) -> Iterator[None]:
-    """Sets a dtype policy for the block, in which a model and its step are built for a strategy."""
+    """Enters the context in which a model and its step are built: policy, strategy, platform."""
     with (
         building_under(precision),
         strategy.scope(),
@@ -268,9 +267,12 @@ def _building_under(precision: str, strategy: tf.distribute.Strategy) -> Iterato
 def to_hlo(
     function: Callable[..., Any], batch: tuple, stage: str, layers: Collection[str]
 ) -> tuple[Any, list[str]]:
-    """Returns the HLO of a function of a batch at one `stage`, and the names of its parameters."""
+    """Returns the HLO of a function of a batch, and the names of the program's parameters.
+
+    Args: `stage` as for `internals.lower_to_hlo`; `layers` are the names for error messages.
+    """
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
-    with warnings.catch_warnings():  # nothing is run, so that no gradient takes memory
+    with warnings.catch_warnings():  # nothing runs, so dense gradients of embeddings need no memory
         warnings.filterwarnings("ignore", "Converting sparse IndexedSlices")
         concrete = traced.get_concrete_function(*batch)
     xla_ops.check_ops(xla_ops.list_graph_ops(concrete.graph))
@@ -285,7 +287,7 @@ def to_hlo(
 
 
 def _explain_failure(message: str, layers: Collection[str]) -> str:
-    """Turns an error message of TensorFlow's bridge to XLA into one for the user."""
+    """Returns a message for the user, given an error message of TensorFlow's compiler bridge."""
     node = re.search(r"\{\{(?:node|function_node) ([^}]+)\}\}", message)
     first = message.strip().splitlines()[0][:300]
     if not node:
@@ -293,9 +295,9 @@ def _explain_failure(message: str, layers: Collection[str]) -> str:
     layer, op = find_layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
     if "fixed tensor list size" in message:
         return (
-            f"The layer {layer!r} has a loop that XLA cannot differentiate, as it does not know "
-            "how often the loop runs at most: give keras.ops.while_loop its maximum_iterations, or "
-            "use keras.ops.scan, or a Python loop over a fixed number. TensorFlow reports: "
+            f"The layer {layer!r} has a loop that XLA cannot differentiate, because its maximum "
+            "number of iterations is unknown: pass maximum_iterations to keras.ops.while_loop, or "
+            "use keras.ops.scan or a Python loop over a fixed range. TensorFlow reports: "
             f"{first}"
         )
     return (

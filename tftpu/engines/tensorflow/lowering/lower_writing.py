@@ -1,4 +1,4 @@
-"""Lowers the loop in which a language model writes tokens, on a machine without a TPU."""
+"""Lowers the loop in which a language model generates tokens, on a machine without a TPU."""
 
 from typing import Any, NamedTuple
 
@@ -12,16 +12,16 @@ from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, draw_from_all, gather_rules
 
-_TOKENS = 64  # tokens that the loop writes; enough to make the time before the loop negligible
+_TOKENS = 64  # tokens that the loop generates, so many that the work before it is negligible
 
 
 class LoweredWriting(NamedTuple):
-    """The loop that writes the last tokens of a context.
+    """The loop that generates the last tokens of a context.
 
     Attributes:
-        step: the loop.
-        context: the number of tokens of a row.
-        tokens: the number of tokens of a row that the loop writes.
+        step: the lowered program of the loop.
+        context: the length of the context in tokens.
+        tokens: the number of tokens that the loop generates for each text.
     """
 
     step: LoweredStep
@@ -30,11 +30,11 @@ class LoweredWriting(NamedTuple):
 
 
 def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWriting:
-    """Lowers the loop that writes the last tokens of a context.
+    """Lowers the loop that generates the last tokens of a context.
 
     Args:
         model_fn: a function that returns a newly built language model.
-        rows: the number of texts that are written at once.
+        rows: the number of texts that are generated at once.
         precision: dtype policy under which the model is built.
 
     Raises:
@@ -42,7 +42,7 @@ def lower_writing(model_fn: ModelFn, rows: int, precision: str) -> LoweredWritin
     """
     model = TensorFlowLowering().build_model(model_fn, precision)
     decoding = build_decoding(model)
-    # A step by this rule never runs the other ways to choose, which its price must not contain.
+    # Sampling from all tokens, so that the estimate does not include other sampling rules.
     loop, slots = Loop(decoding, draw_from_all), decoding.context
     every = min(_TOKENS, slots // 2)
 

@@ -1,4 +1,4 @@
-"""A vector of sums on each replica; the host reads its total over the replicas."""
+"""A vector of sums on each replica; the host reads the total over all replicas."""
 
 from typing import Any
 

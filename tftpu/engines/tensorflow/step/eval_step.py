@@ -19,7 +19,7 @@ from tftpu.tensors import Nest, Tensor
 
 
 class EvalStep:
-    """The evaluation step of a model, for the strategy in whose scope it is made.
+    """The evaluation step of a model, for the strategy in whose scope this object is created.
 
     Attributes:
         sums: the layout of the vector in `accumulator`.
@@ -56,7 +56,7 @@ class EvalStep:
         Args:
             batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
             valid: 1.0 for examples and 0.0 for padding, (batch,) float32; None: no padding.
-            shards: number of shards that the batch is cut into.
+            shards: number of shards that the batch is divided into.
             repeats: number of replicas that evaluate this same shard.
         """
         runs = self._run(batch, valid, shards)
@@ -89,7 +89,7 @@ class EvalStep:
     def _count_examples(
         self, examples: Tensor, size: float, valid: Tensor | None, shards: int
     ) -> Tensor:
-        """Returns the number of examples of the global batch, which divides terms that are sums."""
+        """Returns the global batch's number of examples, without padding if any loss is a sum."""
         summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
         if valid is None or not summed:
             return tf.constant(size * shards)

@@ -1,4 +1,4 @@
-"""Gradients of one replica's shard of a global batch, in microbatches."""
+"""Computes the gradients of one replica's shard of a global batch, in microbatches."""
 
 import functools
 from collections.abc import Callable
@@ -22,11 +22,12 @@ class ShardResult(NamedTuple):
     """The results of one shard.
 
     Attributes:
-        grads: the gradients of the objective's variables, zeros where the loss depends on none.
+        grads: the gradient with respect to each of the objective's variables; zeros if the loss
+            does not depend on a variable.
         reached: whether the loss depends on each variable.
         statistics: new moving statistics, averaged over the microbatches.
-        metrics: states of the metrics.
-        losses: this shard's part of the loss and of each of its terms.
+        metrics: the states of the metrics for this shard.
+        losses: this shard's summand of the loss, and of each of its terms.
     """
 
     grads: list[Tensor]
@@ -55,11 +56,11 @@ class ShardGradients:
 
     Args:
         state: the variables.
-        group: the number of the objective.
+        group: the index of the objective.
         forward: the forward pass of the objective.
         described: the properties of the forward pass.
         examples: number of examples of a microbatch.
-        division: how the global batch is divided.
+        division: the division of the global batch into shards and microbatches.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class ShardGradients:
         Args:
             context: the replica context.
             batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
-            trainable, statistics: values of the variables of the model.
-            scale: factor of the loss, for float16; None: 1.
+            trainable: the values of the model's trainable variables.
+            statistics: the values of the moving statistics.
+            scale: the factor to multiply the loss by, for float16; None: 1.
         """
         divisors = self._compute_divisors(context, batch, trainable, statistics)
         watched = [trainable[index] for index in self._own]
@@ -132,7 +134,7 @@ class ShardGradients:
     def _compute_divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
-        """Returns the global divisor of each loss, a float if it does not depend on the data."""
+        """Returns the global divisor of each loss term, floats if none depends on the data."""
         known = [value for value in self._described.divisors if value is not None]
         if len(known) == len(self._terms):
             return known
@@ -158,7 +160,7 @@ class ShardGradients:
     def _accumulate(
         self, microbatch: Callable, batch: Nest, trainable: list, statistics: list, metrics: list
     ) -> tuple:
-        """Adds up `microbatch` over the shard in one device loop; averages the statistics."""
+        """Adds up the results of `microbatch` in a device loop, but averages the statistics."""
         count = self._microbatches
         cut = keras.tree.map_structure(lambda t: tf.reshape(t, (count, -1, *t.shape[1:])), batch)
 

@@ -1,4 +1,4 @@
-"""Device loops: many steps in one call from the host."""
+"""Builds device loops, which run many steps in one call from the host."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from tftpu.engines.tensorflow import internals
 
 
 def wrap_for_platform(platform: str | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to announce the platform that it is traced for.
+    """Wraps a function so that `tftpu.sharding.get_platform` works while it is traced.
 
     Args:
-        platform: the platform as `tftpu.sharding` names it.
+        platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         function: the function to be traced.
     """
 
@@ -25,11 +25,11 @@ def wrap_for_platform(platform: str | None, function: Callable[..., Any]) -> Cal
 
 
 class StepVariants(NamedTuple):
-    """Variants of a step that take turns.
+    """Variants of a step, of which each step of a loop runs one.
 
     Attributes:
-        due: the second argument of the step in each variant.
-        next: a function that returns the number of the next variant, () int32.
+        due: the second argument of the step in each variant: the indices of objectives to train.
+        next: a function that returns the index of the next variant, () int32.
     """
 
     due: Sequence[tuple[int, ...]]
@@ -48,7 +48,7 @@ def build_device_loop(
         strategy: the strategy whose replicas run the step.
         step: a function of one replica's shard of a batch.
         afterwards: a function that runs on every replica at the end of the loop.
-        turns: the variants of the step that take turns; None: there is only one.
+        turns: the variants of the step; None: there is only one.
 
     Returns:
         A `tf.function` of an iterator and a number of steps, () int32. It returns the seconds that
@@ -69,8 +69,8 @@ def build_device_loop(
             if turns is None:
                 strategy.run(step, args=(batch,))
             else:
-                # The choice is outside of the step, because the step's collectives may not be in a
-                # branch.
+                # The branches are outside of the step, because collectives must not be in a branch
+                # inside of replicas.
                 branches = [_build_branch(strategy, step, batch, due) for due in turns.due]
                 tf.switch_case(turns.next(), branches)
             return index + 1, waited
@@ -90,7 +90,7 @@ def build_repeat_loop(
     step: Callable[..., None],
     afterwards: Callable[[], None] | None = None,
 ) -> Any:
-    """Returns a `tf.function` of a batch and a count, which repeats the step on that batch."""
+    """Returns a `tf.function` of a batch and a count, () int32, which repeats a step."""
 
     def loop(batch, count):
         def body(index):
@@ -105,7 +105,7 @@ def build_repeat_loop(
 
 
 def _read_time() -> tf.Tensor:
-    """Returns the time in seconds; 0 if TensorFlow runs only deterministic ops."""
+    """Returns the time in seconds, () float64; 0 if TensorFlow allows only deterministic ops."""
     return tf.zeros((), tf.float64) if internals.is_deterministic() else tf.timestamp()
 
 

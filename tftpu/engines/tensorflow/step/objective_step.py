@@ -29,10 +29,10 @@ class ObjectiveResult(NamedTuple):
     """The results of one objective in one step, on one replica.
 
     Attributes:
-        sums: the summands of this step.
-        norm: the global norm of the gradient, 0 if it overflowed.
-        finite: whether the gradient was finite, and the update was made.
-        metrics: states of the metrics.
+        sums: what this step adds to the sums over steps.
+        norm: the global norm of the gradient, (); 0 if a loss-scaled gradient overflowed.
+        finite: whether the gradient was finite, () bool. If not, loss scaling skips the update.
+        metrics: the states of the metrics for this replica's shard.
     """
 
     sums: GroupSums
@@ -42,17 +42,18 @@ class ObjectiveResult(NamedTuple):
 
 
 class ObjectiveStep:
-    """The step of one objective, for the strategy in whose scope it is made.
+    """The step of one objective, for the strategy in whose scope this object is created.
 
     Args:
         state: the variables.
-        index: number of the objective.
+        index: the index of the objective.
         microbatch: spec of a microbatch.
-        division: how the global batch is divided; without an exchange, each replica computes all of
-            it.
+        division: the division of the global batch; without an exchange, each replica computes the
+            whole batch.
 
     Attributes:
         statistics: the moving statistics that the step changes, and the weights that layers assign.
+        forward: the forward pass, which returns new values of `statistics`.
         divisors: the global divisor of each term; None where it depends on the data.
 
     Raises:
@@ -77,7 +78,7 @@ class ObjectiveStep:
         self._gradients = ShardGradients(state, index, self.forward, described, examples, division)
 
     def compute_gradients(self, context: Any, batch: Nest) -> ShardResult:
-        """Returns the gradients at the present values of the variables, in replica context.
+        """Returns gradients, summed over replicas, at the present values of the variables.
 
         Args:
             context: the replica context.
@@ -101,7 +102,7 @@ class ObjectiveStep:
         """Updates the objective's variables once, in replica context.
 
         Args:
-            result: what `compute_gradients` returned.
+            result: the result of `compute_gradients`.
         """
         state, group, grads = self._state, self._group, result.grads
         norm = tf.linalg.global_norm(grads)
@@ -115,7 +116,7 @@ class ObjectiveStep:
             # A skipped step must change neither the moving statistics nor the logged values.
             before = [tf.convert_to_tensor(v.value) for v in self.statistics]
             statistics = [tf.where(finite, new, old) for new, old in zip(statistics, before)]
-        # Assigned before the update, which changes weights that layers have assigned.
+        # Assigned before the update, because the update also changes weights that layers assign.
         for variable, value in zip(self.statistics, statistics):
             variable.value.assign(value)
         if group.scaler is not None:
@@ -133,8 +134,8 @@ class ObjectiveStep:
         else:
             with tf.name_scope("optimizer"):
                 update.apply_gradients(group, grads, result.reached)
-                # A Python number, because a tensor would be broadcast from the first replica by a
-                # collective.
+                # A Python number, because a collective would broadcast a tensor from the first
+                # replica.
                 group.optimizer.iterations.value.assign_add(1)
         return ObjectiveResult(GroupSums(taken, losses), norm, finite, metrics)
 
@@ -166,7 +167,7 @@ class ObjectiveStep:
 def _trace_forward(
     forward: ForwardPass, state: ModelState, microbatch: Nest, division: Division
 ) -> Forward:
-    """Traces a forward pass once, and rejects ops that XLA cannot compile if it is for a TPU."""
+    """Traces a forward pass, and checks what it assigns and, for a TPU, that XLA can compile it."""
     results = []
 
     def trace(batch, seeds):

@@ -1,4 +1,4 @@
-"""Exchange between the replicas of `tf.distribute`, for `tftpu.engines.collectives`."""
+"""Gathers examples over the replicas of `tf.distribute`, for `tftpu.engines.collectives`."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tftpu.tensors import Tensor
 
 
 def find_index() -> Tensor:
-    """Returns the number of this replica; 0 where a step is traced for its shapes only."""
+    """Returns the index of this replica, () int32; 0 if a step is traced only for its shapes."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else tf.cast(context.replica_id_in_sync_group, tf.int32)
 
@@ -22,16 +22,16 @@ def gather(x: Tensor, shards: int) -> Tensor:
         shards: the number of replicas.
 
     Returns:
-        (shards * examples, ...), from which gradients flow back to each replica.
+        (shards * examples, ...); its gradient flows back to the replica of each example.
     """
-    if x.dtype.size < 4 and not x.dtype.is_floating:  # not every strategy exchanges such numbers
+    if x.dtype.size < 4 and not x.dtype.is_floating:  # some strategies cannot sum small integers
         return tf.cast(_gather_wide(tf.cast(x, tf.int32), shards), x.dtype)
     return _gather_wide(x, shards)
 
 
 def _gather_wide(x: Tensor, shards: int) -> Tensor:
     context: Any = tf.distribute.get_replica_context()
-    if context is None:  # outside of a replica, only the shapes are traced
+    if context is None:  # outside of replicas, only the shapes matter
         return tf.concat([x] * shards, 0)
     replica = find_index()
 

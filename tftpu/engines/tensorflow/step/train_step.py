@@ -1,17 +1,17 @@
-"""The only definition of the train step of one replica.
+"""The train step of one replica.
 
-The trainer runs it, preflight compiles it, the tests compare it with plain TensorFlow. Its result
-does not depend on how many replicas share the global batch. In order:
+The trainer runs it, preflight compiles it, and tests compare it with plain TensorFlow. Its result
+does not depend on how many replicas share the global batch. In order, a step computes:
 
 1. the forward pass over the replica's shard, in microbatches, in one device loop;
 2. losses as sums over elements, divided by a divisor of the global batch (`losses.py`);
 3. gradients, added up over the microbatches, then once over the replicas;
-4. loss unscaling and the overflow test, on the sum, so that all replicas skip or none;
-5. clipping of that sum; the optimizer's update, on each replica for itself; the moving average of
+4. loss unscaling and the overflow test on that sum, so either all replicas skip the update or none;
+5. clipping of that sum; the optimizer's update, separately on each replica; the moving averages of
    the weights;
 6. metrics, added up on each replica, and over replicas when they are read.
 
-With several objectives, 1 to 5 happen for each that is due, one after the other
+With several objectives, the step runs 1 to 5 for each objective that is due, one after the other
 (`objective_step.py`).
 """
 
@@ -37,17 +37,17 @@ from tftpu.tensors import Nest
 
 
 class TrainStep:
-    """The train step of a model, for the strategy in whose scope it is made.
+    """The train step of a model, for the strategy in whose scope this object is created.
 
-    The constructor traces the forward pass, to learn which variables it updates, what it masks, and
-    whether XLA can compile it.
+    The constructor traces the forward pass, to find the variables that it updates, its masks, and
+    ops that XLA cannot compile.
 
     Args:
         state: the variables.
         batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
-        examples: the number of examples of a global batch, if the last shards lack some. Each
-            replica then computes the whole batch.
+        examples: the number of examples of a global batch that cannot be divided equally. Each
+            replica then computes the whole batch. None: the shards are equal.
 
     Attributes:
         state: the variables.
@@ -94,12 +94,12 @@ class TrainStep:
         return self._division.parts * flops
 
     def forward(self, microbatch: Nest) -> Nest:
-        """Returns what the forward passes of all objectives compute, as in evaluation."""
+        """Returns the outputs of the forward passes of all objectives, as in evaluation."""
         return [one.forward.compute_outputs(microbatch) for one in self._steps]
 
     @property
     def turns(self) -> StepVariants | None:
-        """The sets of objectives that are due in turn; None if all are due at every step."""
+        """The step's variants, one per set of objectives due; None if all are due in each step."""
         every = [group.every for group in self.state.groups]
         cycle = math.lcm(*every)
         if cycle == 1:
@@ -115,8 +115,8 @@ class TrainStep:
         Runs in replica context. Losses and metrics are added to `accumulator`.
 
         Args:
-            batch: the shard.
-            due: the objectives that are due; None: all.
+            batch: the shard, `(x, y)` or `(x, y, sample_weight)`.
+            due: the indices of the objectives to train in this step; None: all.
         """
         context: Any = tf.distribute.get_replica_context()
         state = self.state
@@ -147,7 +147,7 @@ class TrainStep:
         self.accumulator.add(self.sums.build_vector(state.replicas, norm, skipped, sums, metrics))
 
     def _join_shards(self, batch: Nest, examples: int) -> Nest:
-        """Returns the whole batch on each replica."""
+        """Returns the whole global batch, without padding, from the shards of all replicas."""
 
         return keras.tree.map_structure(
             lambda shard: EXCHANGE.gather(shard, self.state.replicas)[:examples], batch
@@ -157,7 +157,7 @@ class TrainStep:
         """Sets the moving statistics of all replicas to their mean, in replica context."""
         if self.state.replicas > 1 and self.statistics:
             context: Any = tf.distribute.get_replica_context()
-            # Collectives between hosts need copies on the replica's device.
+            # Collectives between hosts need a copy of each value on the replica's device.
             local = [tf.identity(v.value) for v in self.statistics]
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, local)
             for variable, value in zip(self.statistics, mean):

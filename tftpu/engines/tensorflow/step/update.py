@@ -1,4 +1,4 @@
-"""The update of one replica's copy of the variables from gradients that all replicas share."""
+"""Updates one replica's copy of the variables, with gradients that all replicas share."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from tftpu.tensors import Tensor
 
 
 def apply_gradients(group: ParameterGroup, grads: list[Tensor], reached: list[bool]) -> None:
-    """Updates the variables of an objective by its optimizer.
+    """Updates the variables of an objective with its optimizer; does not count the iteration.
 
     Args:
         group: the objective.
-        grads: gradients of its variables.
+        grads: the gradient with respect to each of the objective's variables.
         reached: whether the loss depends on each variable; other variables do not change.
     """
     optimizer = group.optimizer
@@ -31,7 +31,7 @@ def apply_gradients(group: ParameterGroup, grads: list[Tensor], reached: list[bo
 
 
 def update_averages(state: ModelState) -> None:
-    """Updates the moving averages of the weights, if they are kept."""
+    """Updates the moving averages of the weights, if `ema_momentum` is set."""
     momentum = state.options.ema_momentum
     if momentum is not None:
         for average, variable in zip(state.averages, state.model.trainable_variables):
@@ -39,7 +39,7 @@ def update_averages(state: ModelState) -> None:
 
 
 def read_loss_scale(group: ParameterGroup) -> Tensor | float | None:
-    """Returns the loss scale of an objective, or None."""
+    """Returns the factor to scale an objective's loss by, dynamic or fixed; None if unscaled."""
     if group.scaler is not None:
         return tf.convert_to_tensor(group.scaler.dynamic_scale.value)
     return group.optimizer.loss_scale_factor
