@@ -154,7 +154,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert re.search(expected, str(error.value), re.DOTALL)
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
-    assert "leaves such records out" in line and "--config.data.on_bad_record=skip" in line
+    assert "leave such records out" in line and "--config.data.on_bad_record=skip" in line
 
 
 @pytest.mark.slow
