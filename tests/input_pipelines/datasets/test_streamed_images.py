@@ -135,7 +135,7 @@ BAD = {
         ),
         r"cannot be prepared: .*the class id 'label' is not in \[0, 10\)",
     ),
-    "nothing at all": (b"", "is empty: whatever wrote the file stored nothing there"),
+    "nothing at all": (b"", "is empty: the program that wrote the file stored no data in it"),
     "a wrong feature": (
         data_sets.example_proto.encode({"picture": 1}, {"picture": data_sets.Feature("int32")}),
         "cannot be prepared: .*Feature: (image|label)",
