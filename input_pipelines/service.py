@@ -35,7 +35,7 @@ from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
 
 BATCH, ERROR = b"B", b"E"
-LINE = 1 << 20  # most bytes in a line
+LINE = 1 << 20  # most bytes in a line of JSON
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
 STALLED = 600.0  # seconds without a byte after which a connection counts as stalled
 

@@ -220,7 +220,7 @@ def resize_square(image: Tensor, size: int) -> Tensor:
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
     )
-    # The sum reuses the memory of its first term. A slice of the sum could not.
+    # The sum reuses the memory of `pixels`. The sum of a slice, `pixels[0] + 0.5`, could not.
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 

@@ -58,7 +58,7 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
     """
     count = images.shape[0]
     if count % 2:
-        raise ValueError(f"{count} examples cannot be mixed in pairs")
+        raise ValueError(f"{count} examples cannot be mixed in pairs: use an even batch size")
     numbers = draws.uniform(seeds, 6, "mix")
     height, width = images.shape[1:3]
     shares: Tensor = draws.beta(mixup, numbers[:, :3]) if mixup else None

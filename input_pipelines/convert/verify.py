@@ -14,8 +14,8 @@ from tftpu.storage import files
 from tftpu.storage.buckets import BucketError
 
 _BATCH = 256  # records parsed at a time
-# Bytes up to which one process is used: it checks pictures at 10 MiB/s, faster than other processes
-# would start.
+# Up to this many bytes, one process is used: at 10 MiB/s for pictures, it has checked them before
+# other processes have loaded TensorFlow.
 _ALONE = 2**26
 AT_MOST = 20  # broken records reported per shard
 

@@ -36,7 +36,7 @@ def build_training(data: "Images", context: DataContext) -> ArrayPipeline:
 
 
 def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
-    """Returns every evaluation image once, in order."""
+    """Returns a data set of every evaluation image, once, in order, in batches."""
     examples = small.load_split(data.name, data.data_dir, data.eval_split)
 
     def prepare(examples: Batch) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ _TOO_LARGE = f"has more pixels than the limit of {MAX_PIXELS:,}: make it smaller
 
 
 class ImageError(ValueError):
-    """An image cannot be used; the message ends a sentence that begins with the file's name."""
+    """The error for an unusable image; its message ends a sentence that begins with the file."""
 
 
 def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:

@@ -313,7 +313,7 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
                 )
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
-                raise UserError(f"{path} has several columns {min(twice)!r}.")
+                raise UserError(f"{path} has several columns named {min(twice)!r}.")
     except csv.Error as error:
         # R and LibreOffice quote the first column's name; the character behind it is the delimiter.
         first = None if header else _QUOTED_COLUMN.match(start)

@@ -56,7 +56,7 @@ def read_manifest(
 
 
 def find_features(folder: str, split: str, compression: str = "") -> dict[str, Feature]:
-    """Returns the features of a split's first record, without a manifest; {} without records.
+    """Infers the features of a split without a manifest from its first record; {} without records.
 
     Raises:
         UserError: a file is damaged, or its records are not `tf.train.Example`.

@@ -87,7 +87,7 @@ class Tracks:
         return tf.concat([[0], tf.cumsum(end - self.count_before(track, epoch * self.count))], 0)
 
     def locate_step(self, track: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a track's epoch at a step, and its number of examples of it before the step."""
+        """Returns a track's epoch at a step, and how many of its examples precede the step."""
         epoch = (step * self.global_batch_size + track * self.width) // self.count
         return epoch, step * self.width - self.count_before(track, epoch * self.count)
 

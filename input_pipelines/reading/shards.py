@@ -169,7 +169,7 @@ class Shards:
         share = global_batch_size // hosts
         first = host * share // tracks.width
         last = -(-(host + 1) * share // tracks.width)
-        skipped = host * share - first * tracks.width  # not 0 only if hosts share a track
+        skipped = host * share - first * tracks.width  # 0 unless hosts share a track
 
         def read_track(number: Tensor) -> tf.data.Dataset:
             return self._read_track(tracks, number, seed, step)

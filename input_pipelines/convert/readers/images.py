@@ -55,8 +55,8 @@ class ImageReader(OrderedReader):
             except ValueError as error:
                 if not self._skip_bad:
                     raise UserError(
-                        f"{decode_path(path)} {error}. Repair or remove it, or leave out files "
-                        "that cannot be decoded with --skip_bad."
+                        f"{decode_path(path)} {error}. Repair or remove it, or add --skip_bad to "
+                        "leave out files that cannot be decoded."
                     ) from error
                 yield SkippedFile(name, str(error))
             else:
