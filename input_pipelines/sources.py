@@ -268,7 +268,7 @@ class Tokens(Streamed):
 
     @property
     def holds_out(self) -> bool:
-        """Whether some rows of the training text are held out for evaluation."""
+        """True if some rows of the training text are held out for evaluation."""
         return bool(self.train_text) and not self.eval_text
 
     def validate(self) -> None:

@@ -95,7 +95,7 @@ class Reader(Protocol):
 
     @property
     def ordered(self) -> bool:
-        """Whether the parts and the order of their examples are the same each time."""
+        """True if the parts and the order of their examples are the same each time."""
         ...
 
     def read_examples(self, part: Part) -> "Iterator[Example | SkippedFile]":
