@@ -63,9 +63,9 @@ def prediction(
     Args:
         data: the data of the run.
         address: the address of the records, such as "images:FOLDER" or "evaluation".
-        skip_bad: whether records that cannot be read are left out and named; otherwise they are an
-            error.
-        keep: the fields of the records that will be read.
+        skip_bad: whether records that cannot be read are left out and reported; otherwise they
+            raise an error.
+        keep: names of record fields to write beside the predictions.
 
     Raises:
         UserError: data of this class cannot be read from the address.
@@ -78,7 +78,7 @@ def prediction(
 def batch_spec(data: DataConfig, examples: int) -> Spec:
     """Returns the shapes and dtypes of a batch of `examples`, as nested `tf.TensorSpec`s.
 
-    A user's data set without its own `batch_spec` is opened for it.
+    If a user's data set has no `batch_spec`, its training split is opened to infer them.
     """
     from tftpu.input_pipelines import own
 
@@ -110,8 +110,8 @@ def describe_state(pipeline: Any) -> dict[str, Any]:
     """Returns the number of examples of a training split, and a hash of its files or content.
 
     Args:
-        pipeline: the pipeline as `training` returns it; of a `tf.data.Dataset`, only its number of
-            batches is known, or nothing.
+        pipeline: the pipeline that `training` returns. For a `tf.data.Dataset`, the result is its
+            number of batches, or {} if that is unknown.
     """
     from tftpu.input_pipelines import own
 
@@ -122,9 +122,10 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
     """Returns the endless global batches of a training split from a step on.
 
     Args:
-        pipeline: the pipeline as `training` returns it.
-        step: the first batch.
-        host, hosts: choose the part of each batch, if the pipeline can give each host its own.
+        pipeline: the pipeline that `training` returns.
+        step: the number of the first batch.
+        host, hosts: index of this host, and number of hosts, to read only this host's shard of
+            each batch; ignored for a `tf.data.Dataset`.
     """
     from tftpu.input_pipelines import own
 

@@ -1,4 +1,4 @@
-"""Addresses of records to predict, such as images:FOLDER; read without TensorFlow."""
+"""Addresses of records to predict, such as images:FOLDER; parsed without TensorFlow."""
 
 import os
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]
 
     Args:
         text: KIND:WHAT, or the name of a split of the run's own data.
-        data: the class of the run's data, for errors.
+        data: the class name of the run's data, for error messages.
         kinds: the kinds that the data can read besides their splits, such as "images".
 
     Raises:
@@ -39,11 +39,11 @@ def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]
 
 
 def check_address(text: str, data: DataConfig) -> None:
-    """Raises `UserError` for an address that the run's data can certainly not read.
+    """Raises `UserError` for an address that the run's data certainly cannot read.
 
     Args:
         text: the address.
-        data: the run's data; of a user's class that defines `prediction`, nothing is refused.
+        data: the run's data; a user's class that defines `prediction` may read any address.
     """
     if not data.address_kinds or not type(data).prediction.__module__.startswith("tftpu."):
         return
@@ -62,5 +62,5 @@ def address_of(folder: str) -> str:
 
 
 def guess_kind(folder: str) -> str:
-    """Returns the kind of records that a local folder holds: images, or what was converted."""
+    """Returns the kind of a local folder: "tfrecord" if it has a manifest, otherwise "images"."""
     return "tfrecord" if os.path.exists(os.path.join(folder, manifest.NAME)) else "images"

@@ -1,6 +1,6 @@
-"""Counts the evaluation examples that the training split holds as well.
+"""Counts the evaluation examples that are also in the training split.
 
-Each split is read for a few seconds at most, so that there may be more.
+Each split is read for a few seconds at most, so the true count may be higher.
 """
 
 import hashlib
@@ -14,34 +14,34 @@ from tftpu.errors import counted
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.storage import files
 
-_MOST = 50_000  # examples of a split
-_SECONDS = 3.0
+_MOST = 50_000  # most examples of a split that are compared
+_SECONDS = 3.0  # time limit for reading a split
 
 
 def describe_images(trained: ImageFiles, evaluated: ImageFiles) -> str:
-    """Returns how many evaluation images are also trained on, by their files; "" if none is.
+    """Returns a warning about evaluation images that equal training images; "" without any.
 
     Only files of the same size are read.
     """
     sizes = {image.bytes for image in trained.images} & {i.bytes for i in evaluated.images}
-    sizes.discard(0)  # of damaged files
+    sizes.discard(0)  # empty files are damaged
     alike = [[i for i in split.images if i.bytes in sizes] for split in (trained, evaluated)]
     known, looked_at = ((_digest(files.read(i.path)) for i in images) for images in alike)
     return _describe(known, looked_at, len(evaluated.images))
 
 
 def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
-    """Returns how many evaluation examples are also trained on, by their inputs; "" if none is.
+    """Returns a warning about evaluation examples with inputs of training examples; "" without any.
 
     Args:
-        training: the batches of an epoch, of arrays.
-        evaluation: the same.
+        training: the batches of an epoch, as NumPy arrays.
+        evaluation: the batches of the evaluation split, as NumPy arrays.
     """
     return _describe(_iterate_inputs(training), _iterate_inputs(evaluation))
 
 
 def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
-    """Returns the warning; `count` is the number of evaluation examples, 0 if it is not known."""
+    """Returns the warning, or ""; `count` is the number of evaluation examples, 0 if unknown."""
     (known, all_known), (looked_at, all_looked_at) = _collect(training), _collect(evaluation)
     trained = set(known)
     found = sum(digest in trained for digest in looked_at)
@@ -50,14 +50,14 @@ def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int
     least = "" if all_known and all_looked_at else "At least "
     first = "" if count or all_looked_at else "the first "
     return (
-        f"{least}{found:,} of {first}{counted(count or len(looked_at), 'evaluation example')} also "
-        f"{'stands' if found == 1 else 'stand'} in training, where the model may just remember "
-        "them: leave repeated examples out of one of the splits"
+        f"{least}{found:,} of {first}{counted(count or len(looked_at), 'evaluation example')} "
+        f"{'is' if found == 1 else 'are'} also in the training split, so the model may just "
+        "remember them: leave repeated examples out of one of the splits"
     )
 
 
 def _collect(digests: Iterable[bytes]) -> tuple[list[bytes], bool]:
-    """Returns the digests up to a limit of time and number, and whether they are all."""
+    """Returns the digests up to a limit of time and number, and whether these are all."""
     due, found = time.monotonic() + _SECONDS, list[bytes]()
     for digest in digests:
         if len(found) >= _MOST or time.monotonic() > due:

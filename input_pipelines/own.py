@@ -1,4 +1,4 @@
-"""A user's own data, which are a `tf.data.Dataset` where built-in sources have a pipeline."""
+"""Checks and reads users' own data sets, which may be a `tf.data.Dataset` without a pipeline."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ _LONG = 10.0  # seconds of reading after which a message is logged
 
 
 def describe_state(pipeline: Any) -> dict[str, Any]:
-    """Returns what is known of a training split; see `input_pipelines`."""
+    """Returns a training split's size and a hash of its files; see `input_pipelines`."""
     if not hasattr(pipeline, "count"):
         batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -1
         return {"batches": batches} if batches >= 0 else {}  # negative: unknown or endless
@@ -30,10 +30,10 @@ def describe_state(pipeline: Any) -> dict[str, Any]:
 
 
 def check_training(data: DataConfig, found: Any) -> Any:
-    """Returns the training split of a user's data, after a check.
+    """Checks and returns the training split of a user's data set.
 
     Raises:
-        UserError: it is not a data set, or its batches do not have `data.global_batch_size`
+        UserError: `found` is not a data set, or its batches do not have `data.global_batch_size`
             examples.
     """
     where = f"{type(data).__name__}.training()"
@@ -61,10 +61,10 @@ def check_training(data: DataConfig, found: Any) -> Any:
 
 
 def check_evaluation(data: DataConfig, found: Any) -> tf.data.Dataset | None:
-    """Returns the evaluation split of a user's data, after a check, or None.
+    """Checks and returns the evaluation split of a user's data set, which may be None.
 
     Raises:
-        UserError: it is not a finite data set.
+        UserError: `found` is neither None nor a `tf.data.Dataset`.
     """
     if found is None or isinstance(found, tf.data.Dataset):
         return found
@@ -90,9 +90,9 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
         if split is None:
             if type(data).__module__.startswith("tftpu."):
                 raise UserError(
-                    f"The input {address!r} cannot be read: of {name}, only {EVALUATION!r} can be "
-                    "predicted, if there is such a split. A language model writes texts: `tftpu "
-                    "generate RUN --prompt=TEXT`."
+                    f"The input {address!r} cannot be read: for {name}, the only possible input is "
+                    f"{EVALUATION!r}, if there is such a split. To write text with a language "
+                    "model, run `tftpu generate RUN --prompt=TEXT`."
                 )
             raise UserError(
                 f"The input {address!r} cannot be read, because {name} has no method "
@@ -125,7 +125,7 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
 
 
 def infer_batch_spec(pipeline: Any, examples: int) -> Spec:
-    """Returns the spec of a batch of a training split, with another number of examples.
+    """Returns the spec of a training split's batches, resized to a number of examples.
 
     Args:
         pipeline: the training split.
@@ -171,7 +171,7 @@ def count_steps(data: DataConfig, pipeline: Any) -> int:
 
 
 def _inspect_first(dataset: tf.data.Dataset, where: str) -> list[Any]:
-    """Returns the parts of the first batch, or only their specs if those are complete."""
+    """Returns the flat tensors of the first batch, or their specs if all shapes are static."""
     parts = tf.nest.flatten(dataset.element_spec)
     if any(part.shape.rank == 0 for part in parts):
         raise UserError(f"{where} returns single examples: end the data set with .batch(…).")
@@ -183,7 +183,7 @@ def _inspect_first(dataset: tf.data.Dataset, where: str) -> list[Any]:
 
 
 def _has_end_within(dataset: tf.data.Dataset, batches: int) -> bool:
-    """Returns whether a data set has no more than this many batches."""
+    """Returns whether a data set has at most `batches` batches."""
     return not any(True for _ in dataset.skip(batches).take(1))
 
 

@@ -10,7 +10,7 @@ of range) stops the run with an error that names its file and number. With `on_b
 keeps its position in the stream and gets weight 0, so all other examples stay in their places, on
 any number of hosts and after any restart. The record is logged, and the run stops after more than
 `max_bad_records` of them. A bucket or disk that cannot be read for a while does not make a record
-bad. The run waits for it, and stops in the end.
+bad: the run retries for a while, then stops with an error.
 """
 
 import dataclasses
@@ -57,26 +57,26 @@ class RecordSource(Protocol):
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
     ) -> tf.data.Dataset:
-        """Returns an endless dataset: records (share,), numbers (share,), seeds (share, 2)."""
+        """Returns endless batches of one host: records (n,), numbers (n,) and seeds (n, 2)."""
         ...
 
     def iterate_once(self) -> tf.data.Dataset:
-        """Returns every record once, with its number."""
+        """Returns a dataset of all records, each once, with their record numbers."""
         ...
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns the records from number `first` to below `last`, and their numbers, in order.
+        """Returns batches of the records `first` to `last` - 1, with their numbers, in order.
 
-        The batches have a fixed size, and the last one is filled up with the last record.
+        Each batch has `size` records. The last one is padded with copies of the last record.
         """
         ...
 
     def describe_records(self, numbers: Tensor) -> Tensor:
-        """Returns the names of records for errors, (n,), string."""
+        """Returns the names of records (n,) for error messages, (n,), string."""
         ...
 
     def explain_loss(self, number: int) -> str:
-        """Returns why a record that is "" could not be read; "" if it can be read now.
+        """Returns why an empty record could not be read, or "" if it can be read now.
 
         Raises:
             OSError: the bucket still cannot be reached.
@@ -86,22 +86,22 @@ class RecordSource(Protocol):
 
 @dataclasses.dataclass
 class Pipeline:
-    """The batches of a source's examples: endless and shuffled, or each example once.
+    """Batches of a source's examples: an endless, shuffled stream, or each example once.
 
     Args:
         source: the source of records.
-        data: the options of the data set: bad records, services.
-        context: the seed of order and augmentation, and the batch size.
+        data: the options of the data set, for bad records and data services.
+        context: the seed of the shuffle and the augmentation, and the global batch size.
         parse: a function that maps records (n,) to examples, nested tensors (n, ...).
         finish: a function that maps a batch of examples and seeds (batch, 2) to (features, labels[,
             weights]).
         example: a function that maps an example and its seed (2,), int32, to an example of static
             shapes; None: examples stay as parsed.
-        pairs: whether `finish` mixes each example with its neighbour, so that a bad one spoils
-            both.
+        pairs: whether `finish` mixes each example with its neighbour; a bad record then gives both
+            examples weight 0.
 
     Attributes:
-        skipped: the reasons why records were skipped, by number.
+        skipped: the reasons why records were skipped, by record number.
     """
 
     source: RecordSource
@@ -134,14 +134,14 @@ class Pipeline:
     def starting_at(
         self, step: int, host: int = 0, hosts: int = 1, machine: int = 0, machines: int = 1
     ) -> tf.data.Dataset:
-        """Returns the global batches from a step on, or one host's part of each.
+        """Returns endless global batches from a step on, or one host's shard of each.
 
         Args:
-            step: the first batch.
-            host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
-                parts, which together are the whole batch, in order.
-            machine, machines: only every `machines`-th batch, from the `machine`-th on, for one
-                of several machines that prepare the data.
+            step: the number of the first batch.
+            host, hosts: index of this host, and number of hosts. The hosts' shards of a batch are
+                equal in size and consecutive, in the order of the hosts.
+            machine, machines: index of this data service, and number of services. Each yields
+                every `machines`-th batch, beginning with batch `step` + `machine`.
 
         Raises:
             UserError: the number of hosts does not divide the global batch size.
@@ -169,8 +169,8 @@ class Pipeline:
     def read_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
 
-        Each range begins with a new batch, and its last batch is filled up with its last record. So
-        the batches of a range depend only on the range and the batch size.
+        Each range begins with a new batch, and its last batch is padded with copies of its last
+        record. The batches of a range therefore depend only on the range and the batch size.
         """
         size = self.global_batch_size
 
@@ -183,7 +183,7 @@ class Pipeline:
         lasts = tf.constant([numbers.stop for numbers in ranges], tf.int64)
         drawn = tf.data.Dataset.from_tensor_slices((firsts, lasts)).flat_map(read_records)
 
-        # A chunk need not divide the range, but whole batches are returned.
+        # All batches are complete, but `rebatch` loses their static size.
         def finish_range(batch: Batch, _: Tensor, seeds: Tensor) -> Any:
             shaped = [tf.ensure_shape(p, (size, *p.shape[1:])) for p in tf.nest.flatten(batch)]
             return self.finish(tf.nest.pack_sequence_as(batch, shaped), seeds)
@@ -213,8 +213,7 @@ class Pipeline:
             records = records.rebatch(size, drop_remainder=drop_remainder)
         spec: Any = records.element_spec
         record, _, seed = spec
-        # The function is traced once and called several times: its graph holds all of the
-        # preparation.
+        # Traced once, because its large graph (all of the preparation) is called in several places.
         signature = (_widen_spec(record), _widen_spec(seed))
         attempt = tf.function(self._try_records, input_signature=signature)
 
@@ -229,7 +228,7 @@ class Pipeline:
     def _parse_chunk(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor, Tensor]:
-        """Returns the examples of some records, a mask of the good records, and their seeds."""
+        """Returns the examples of n records, a mask (n,) of the good records, and the seeds."""
         size = tf.shape(records)[0]
 
         def parse_together() -> tuple[Batch, Tensor]:
@@ -242,7 +241,7 @@ class Pipeline:
 
         if self.data.on_bad_record == "raise":
             examples, found = parse_together()
-        else:  # a damaged image is not decoded in each epoch: libjpeg prints a line each time
+        else:  # never decodes a known bad image again: libjpeg would print a line each time
             examples, found = tf.cond(
                 tf.reduce_any(self._find_skipped(numbers)),
                 lambda: self._parse_each(attempt, records, numbers, seeds),
@@ -258,7 +257,7 @@ class Pipeline:
     def _parse_each(
         self, attempt: Attempt, records: Tensor, numbers: Tensor, seeds: Tensor
     ) -> tuple[Batch, Tensor]:
-        """Returns the examples of some records, zeros for bad ones, and a mask of good ones."""
+        """Parses records singly; returns examples (zeros for bad records), and which are good."""
 
         def parse_one(record: Tensor, number: Tensor, seed: Tensor) -> tuple[Any, Tensor]:
             def try_once() -> Batch:
@@ -273,14 +272,14 @@ class Pipeline:
             first = tf.cond(known, give_none, try_once)
 
             def try_again() -> tuple[Batch, Tensor]:
-                # `_judge` returns if the record is bad, and once an unreachable bucket is back.
+                # `_judge` returns whether the record is bad; it waits for an unreachable bucket.
                 bad = tf.ensure_shape(
                     tf.numpy_function(self._judge, [record, number, seed], tf.bool), ()
                 )
                 return tf.cond(bad, give_none, try_once), bad
 
             example, bad = tf.cond(_is_one(first), lambda: (first, tf.constant(False)), try_again)
-            what = [self.source.describe_records(number[None]), "can be prepared at times only."]
+            what = [self.source.describe_records(number[None]), "can be prepared only sometimes."]
             with tf.control_dependencies([tf.debugging.Assert(_is_one(example) | bad, what)]):
                 example = tf.nest.map_structure(tf.identity, example)
             filled = tf.cond(
@@ -296,7 +295,7 @@ class Pipeline:
         return each.batch(tf.size(records, tf.int64)).get_single_element()
 
     def _try_records(self, records: Tensor, seeds: Tensor) -> Batch:
-        """Returns the examples of some records; fewer or no examples if one record is bad."""
+        """Returns the examples of n records; fewer than n, or none, if a record is bad."""
 
         def parse_records(records: Tensor, seeds: Tensor) -> tuple[Batch, Tensor]:
             if records.dtype == tf.string:  # "" stands for a record that no reader could read
@@ -315,7 +314,7 @@ class Pipeline:
         return examples.concatenate(none).take(1).get_single_element()
 
     def _find_skipped(self, numbers: Tensor) -> Tensor:
-        """Returns which records are known to be bad, (n,), bool."""
+        """Returns a mask (n,), bool, of the records that are known to be bad."""
 
         def are_skipped(numbers: np.ndarray) -> np.ndarray:
             return np.array([int(number) in self.skipped for number in numbers], bool)
@@ -328,11 +327,11 @@ class Pipeline:
             return self._judge_once(record, int(drawn), seed)
 
     def _judge_once(self, record: Any, number: int, seed: np.ndarray) -> bool:
-        """Counts a record as bad, or waits until its bucket can be read again.
+        """Returns whether a record is bad, and counts it; waits for an unreachable bucket.
 
         Raises:
-            UserError: the run stops at a bad record, has skipped too many, or cannot reach the
-                bucket.
+            UserError: the record is bad and may not be skipped, too many were skipped, or the
+                bucket stays unreachable.
         """
         if number in self.skipped:
             return True
@@ -347,8 +346,8 @@ class Pipeline:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name} {reason}. Fix the data; or --skip_bad of `tftpu predict` leaves such "
-                "records out, and --config.data.on_bad_record=skip of other commands does."
+                f"{name} {reason}. Fix the data, or leave such records out: with --skip_bad for "
+                "`tftpu predict`, or with --config.data.on_bad_record=skip for other commands."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))
@@ -365,10 +364,10 @@ class Pipeline:
     def _find_reason(self, record: Any, number: int, seed: Any) -> str:
         """Tries to prepare a record; returns why that fails, or "".
 
-        It is the end of a sentence that begins with the name of the record.
+        The reason completes a sentence that begins with the name of the record.
 
         Raises:
-            UserError: its bucket cannot be reached.
+            UserError: the record's bucket cannot be reached.
         """
 
         def prepare() -> None:
@@ -437,5 +436,5 @@ def _make_zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:
 
 
 def _make_no_seeds(numbers: Tensor) -> Tensor:
-    """Returns zeros (batch, 2) as seeds, because evaluation draws nothing at random."""
+    """Returns zeros (batch, 2), int32, as seeds for evaluation, which uses no random numbers."""
     return tf.zeros((tf.shape(numbers)[0], 2), tf.int32)

@@ -3,14 +3,14 @@
     tftpu data serve photos.py --host=10.0.0.3 --port=5000 # on each of these machines
     tftpu train photos.py --config.data.service=10.0.0.3:5000,10.0.0.4:5000
 
-Machine m of M prepares the steps m, m + M, ...: it reads all records and decodes its own. The
-training machine takes one step from each in turn, so the stream is that of a run without a service,
-from any step on. If a machine dies, the run stops. Once the machine is back, the same command
-resumes from the checkpoint.
+For a run from step k on, machine m of M prepares the steps k + m, k + m + M, ...: it reads all
+records and decodes those of its steps. The training machine takes one step from each in turn, so it
+gets the same batches as without a service. If a machine dies, the run stops. Once the machine is
+back, the same command resumes from the checkpoint.
 
 TensorFlow has its own service. It listens on all interfaces of a machine, and runs any graph that
-it is sent, which may read and write files. This service only sends batches of one data set, whoever
-reaches it. This module is the training side, and `serving` is the other side.
+it is sent, which may read and write files. This service only sends batches of one data set, to
+everybody who can connect. This module is the client, and `serving` is the server.
 
 The protocol: the client sends a line of JSON with its request. The server answers with a line of
 JSON with the shapes and dtypes of the parts of a batch, or with an error. Then it sends batches
@@ -35,7 +35,7 @@ from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
 
 BATCH, ERROR = b"B", b"E"
-LINE = 1 << 20  # most bytes in a line
+LINE = 1 << 20  # most bytes in a line of JSON
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
 STALLED = 600.0  # seconds without a byte after which a connection counts as stalled
 
@@ -51,8 +51,8 @@ class BatchRequest:
         seed: the seed of the order and the augmentation.
         step: the first step of the stream.
         host, hosts: the training host, and the number of hosts that share a batch.
-        machine, machines: this machine's steps are those after `step` with this number modulo the
-            number of machines.
+        machine, machines: index of the serving machine, and number of machines. It prepares the
+            steps `step` + `machine`, then every `machines`-th one.
     """
 
     version: str
@@ -116,7 +116,7 @@ def fetch_batches(
 def _receive_batches(
     address: str, wanted: BatchRequest, parts: list[Any]
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields the parts of each batch that a machine prepares."""
+    """Yields the arrays of each batch that a machine prepares, in the order of `parts`."""
     number = wanted.step + wanted.machine
     try:
         with _open_stream(address, wanted, parts) as stream:
@@ -138,7 +138,7 @@ def _receive_batches(
 
 @contextlib.contextmanager
 def _open_stream(address: str, wanted: BatchRequest, parts: list[Any]) -> Iterator[IO[bytes]]:
-    """Opens a stream of batches, after comparing its shapes."""
+    """Opens a stream of batches; raises `UserError` if their shapes differ from `parts`."""
     with _connect(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
         connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The machine that prepares data for a training machine; see `service`.
+"""The server that prepares data for a training machine; see `service`.
 
 Everybody who reaches the port can read batches of the data set and keep the machine busy, because
 there are no passwords and no encryption. So a server listens only at one private address. A flag
@@ -113,15 +113,15 @@ class _ConnectionHandler(socketserver.StreamRequestHandler):
         """
         if wanted.version != __version__:
             raise UserError(
-                f"tftpu is {__version__} on this machine and {wanted.version} on the other: "
-                "install the same version."
+                f"the service has tftpu {__version__}, and the training machine has "
+                f"{wanted.version}: install the same version."
             )
         here = describe_data(self._data)
         for key in sorted({*here, *wanted.data}):
             if here.get(key) != wanted.data.get(key):
                 raise UserError(
-                    f"data.{key} is {here.get(key)!r} on this machine and "
-                    f"{wanted.data.get(key)!r} on the other: start both with the same config."
+                    f"data.{key} is {here.get(key)!r} for the service and {wanted.data.get(key)!r} "
+                    "on the training machine: start both with the same config."
                 )
         context = DataContext(wanted.seed, self._data.global_batch_size)
         pipeline = self._data.training(context)
@@ -140,7 +140,7 @@ class _ConnectionHandler(socketserver.StreamRequestHandler):
 
 
 def _parse_request(line: bytes) -> BatchRequest:
-    """Returns the request in a client's first line."""
+    """Parses a client's first line; raises `UserError` if it is not a valid request."""
     try:
         wanted = BatchRequest(**json.loads(line))
     except (ValueError, TypeError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """The data sets that a config can name, and their options.
 
 Each class derives from `tftpu.DataConfig`, as a user's own data sets do: it describes a data set
-and names the functions that read it. They are imported when called, so that a config loads without
-TensorFlow.
+and calls the functions that read it. Their modules are imported on the first call, so a config
+loads without TensorFlow.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ class Images(DataConfig):
     channels: int = 3
     train_split: str = "train"
     eval_split: str = "test"
-    # Augmentation: the most pixels by which an image is shifted; the gap is filled with zeros.
+    # Augmentation: largest random shift of an image, in pixels; the gap is filled with zeros.
     shift: int = 0
     address_kinds: ClassVar = ("images",)
 
@@ -136,8 +136,8 @@ class StreamedImages(Streamed):
 
     - "tfds": the folder where TFDS prepared the data set `name`.
     - "tfrecord": a folder with a `dataset.json`; or TFRecord files of any program, named SPLIT* or
-      in a folder SPLIT, whose records hold a JPEG and its label.
-    - "folder": a folder with a subfolder for each split, and in it one for each class.
+      in a folder SPLIT, whose records hold an image file and its label.
+    - "folder": a folder with a subfolder for each split, which has a subfolder for each class.
     - "index": a folder with a table for each split, SPLIT.csv (or .tsv, .jsonl, .ndjson, .json),
       with the columns image (a path relative to the folder) and label.
     """
@@ -148,13 +148,13 @@ class StreamedImages(Streamed):
     num_classes: int = 1000
     train_split: str = "train"
     eval_split: str = "validation"
-    # Names of the classes by id; for format tfrecord with labels as text.
+    # Names of the classes by id, for formats other than tfds; tfrecord with text labels needs them.
     classes: tuple[str, ...] = ()
     # Formats tfds and tfrecord: the feature's name, for example image/encoded.
     image_feature: str = "image"
     # Formats tfds and tfrecord: the feature's name, for example image/class/label.
     label_feature: str = "label"
-    # Format tfrecord: the lowest class id in the files, for example 1; it becomes 0.
+    # Format tfrecord: the lowest class id in the files, for example 1; training maps it to 0.
     first_class: int = 0
     augment: Augment = dataclasses.field(default_factory=Augment)
     space_to_depth: bool = False
@@ -249,7 +249,7 @@ class Tokens(Streamed):
     eval_split: str = "test"
     # Patterns of files, such as texts/*.txt, with commas between them; in Python also a list.
     train_text: str = ""
-    eval_text: str = ""  # the same; empty: a part of `train_text` is held out
+    eval_text: str = ""  # patterns to evaluate on; empty: some rows of `train_text` are held out
     # A Hugging Face tokenizer.json; None: the tokens are the bytes of the text.
     tokenizer: str | None = None
     end_of_text: str | None = None  # a token of the tokenizer, put after every document
@@ -268,7 +268,7 @@ class Tokens(Streamed):
 
     @property
     def holds_out(self) -> bool:
-        """True if evaluation gets a part of the training text."""
+        """True if some rows of the training text are held out for evaluation."""
         return bool(self.train_text) and not self.eval_text
 
     def validate(self) -> None:
@@ -284,8 +284,8 @@ class Tokens(Streamed):
             text_files.check_not_folders(getattr(self, name), f"data.{name}=")
         if self.eval_text and not self.train_text:
             raise UserError(
-                "data.eval_text works only with data.train_text: of shards, data.eval_split names "
-                "the split to evaluate on."
+                "data.eval_text works only with data.train_text: for packed shards, name the split "
+                "to evaluate on as data.eval_split."
             )
 
     def training(self, context: DataContext) -> "Pipeline":
@@ -308,11 +308,11 @@ class Tokens(Streamed):
         return packed_tokens.batch_spec(self, examples)
 
     def _prepare_folder(self, split: str, name: str) -> str:
-        """Returns the folder of packed shards, after packing a split's text if it is new.
+        """Returns the folder of packed shards; packs a split's text if the cache lacks it.
 
         Args:
-            split: the split of the shards.
-            name: the field with the patterns of its text.
+            split: the name of the split.
+            name: the config field with the split's file patterns: "train_text" or "eval_text".
         """
         if not self.train_text:
             return self.data_dir or ""
@@ -340,7 +340,7 @@ class Records(Streamed):
             num_classes=10", "tokens: uint16[1025] raw"; see `manifest.Feature`.
         features: the names of the model's inputs; several inputs become a dict.
         label, weight: the names of the label and of the example's weight; "": none.
-        compression: "GZIP", for files without a `dataset.json`; "": the files show it.
+        compression: "GZIP", for files without a `dataset.json`; "": detected from the files.
     """
 
     spec: tuple[str, ...] = ()
@@ -364,7 +364,8 @@ class Records(Streamed):
             raise UserError("data.features is empty: name the model's inputs.")
         if self.on_bad_record == "skip" and not self.label:
             raise UserError(
-                "data.on_bad_record=skip sets weights of labels, so it needs data.label."
+                "data.on_bad_record=skip gives bad examples weight 0, and weights need labels: set "
+                "data.label."
             )
         check_one_of("data.compression", self.compression, COMPRESSIONS)
         spec = parse_features(self.spec)

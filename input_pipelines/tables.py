@@ -1,4 +1,4 @@
-"""The data sets of rows in a database that a config can name, and their options; see `sources`."""
+"""The data set of BigQuery rows, and its options; see `sources`."""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
@@ -22,7 +22,8 @@ class BigQuery(DataConfig):
         train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.
         features: the columns of the model's inputs; several inputs become a dict.
         label: the column of the label; "": none.
-        snapshot: the point in time to read, such as 2026-11-20T12:00:00Z; None: the last change.
+        snapshot: the time as of which tables are read, such as 2026-11-20T12:00:00Z; None: the time
+            of a table's last change.
     """
 
     train_table: str = ""

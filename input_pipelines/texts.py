@@ -1,4 +1,4 @@
-"""Whole texts that a config can name, for models with their own preprocessor; see `sources`."""
+"""The data set of whole texts, for models with their own preprocessor; see `sources`."""
 
 import dataclasses
 import hashlib
@@ -24,17 +24,17 @@ _HELD_OUT = 20  # without `eval_text`, every 20th text is held out for evaluatio
 
 @dataclasses.dataclass
 class Texts(DataConfig):
-    """Whole texts, held in memory, for a model of KerasHub, which makes tokens of them.
+    """Whole texts, held in memory, for a KerasHub model, which tokenizes them itself.
 
     Each line of a text file is a text, and each record of a table (see `formats.text_files`).
 
     Args:
         train_text: patterns of files with commas between them, such as texts/*.txt.
-        eval_text: the same; "": every twentieth text of `train_text` is held out.
+        eval_text: patterns of files to evaluate on; "": every twentieth text of `train_text`.
         field: the field or column of a table that holds the text.
         prompt: the field with the prompt that the text answers; "": there are none.
         label: the field with the class of the text; "": there are none.
-        classes: the names of the classes by class id; (): the sorted ones of `train_text`.
+        classes: the names of the classes by class id; (): the sorted labels of `train_text`.
     """
 
     train_text: str = ""
@@ -60,7 +60,7 @@ class Texts(DataConfig):
                     "of the files as data.train_text."
                 )
         if self.classes and not self.label:
-            raise UserError("data.classes names classes: give the field of them as data.label.")
+            raise UserError("data.classes needs data.label: set it to the field with the classes.")
 
     def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.reading.epochs import ArrayPipeline
@@ -79,7 +79,7 @@ class Texts(DataConfig):
             text = f"data.eval_text is empty: every {_HELD_OUT}th text of the training texts, "
             known = set(map(self._format_input, self._read_split("training")))
             same = sum(self._format_input(row) in known for row in rows)
-            also = f"; {same:,} of them also stand in training, being repeated" if same else ""
+            also = f"; {same:,} of them are also among the texts to train on" if same else ""
             print(f"{text}{len(rows):,} in all, is held out to evaluate on{also}", flush=True)
         examples = self._build_examples(rows)
         return tf.data.Dataset.from_tensor_slices(examples).batch(context.global_batch_size)
@@ -108,7 +108,7 @@ class Texts(DataConfig):
         return dataclasses.replace(found, identity=hashlib.sha256(repr(texts).encode()).hexdigest())
 
     def check_patterns(self, patterns: str) -> None:
-        """Raises `UserError` if no file matches texts to predict, or the first lacks the field."""
+        """Raises `UserError` if no file matches, or the first record has no text."""
         next(dataclasses.replace(self, prompt="", label="", classes=())._read(patterns), None)
 
     def batch_spec(self, examples: int) -> "Spec":
@@ -124,7 +124,7 @@ class Texts(DataConfig):
         return list(self.classes) or sorted({str(r[self.label]) for r in self._read_all()})
 
     def _read_split(self, split: str) -> list[dict[str, Any]]:
-        """Returns the records of "training" or "evaluation"."""
+        """Returns the records of a split, "training" or "evaluation"."""
         if split == "evaluation" and self.eval_text:
             return list(self._read(self.eval_text))
         rows = self._read_all()
@@ -173,14 +173,14 @@ class Texts(DataConfig):
                     yield row
 
     def _check_field(self, patterns: str) -> None:
-        """Raises `UserError` if no file that matches patterns has fields."""
+        """Raises `UserError` if all files that match patterns are plain text, without fields."""
         from tftpu.input_pipelines.reading import listing
 
         found = [path for p in patterns.split(",") if p for path in listing.find_matches(p)]
         if found and not any(map(text_files.is_table, found)):
             raise UserError(
-                f"data.field={self.field!r} is the field of a table, and {found[0]} is plain text, "
-                "of which each line is a text: leave data.field out."
+                f"data.field={self.field!r} names a field of a table, but {found[0]} is plain "
+                "text, with a text on each line: leave data.field out."
             )
 
     def _read_file(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -192,7 +192,7 @@ class Texts(DataConfig):
                 yield place, {self.field: line}
 
     def _build_examples(self, rows: list[dict[str, Any]]) -> Any:
-        """Returns arrays of texts, and of classes.
+        """Returns arrays of the texts and, with `label`, of their class ids, int32.
 
         Raises:
             UserError: there are no texts, or a class is unknown.

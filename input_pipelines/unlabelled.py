@@ -1,4 +1,4 @@
-"""Records to predict: their features, and the file and the place of each."""
+"""Records to predict: their features, and each record's file and number in that file."""
 
 import dataclasses
 import hashlib
@@ -28,8 +28,8 @@ from tftpu.storage import files
 _log = logging.getLogger(__name__)
 
 _NO_FIELDS = (
-    "it has none to keep. TFRecord files and tables of BigQuery have fields, Texts have 'text', "
-    "and the splits of Images have 'label'; what a class of your own reads has none"
+    "it has none to keep. TFRecord files and BigQuery tables have fields, Texts have 'text', and "
+    "the splits of Images have 'label'. A data class of your own has none"
 )
 
 Places = Callable[[range], tuple[list[str], list[int]]]
@@ -42,14 +42,14 @@ class UnlabelledRecords:
 
     Args:
         count: number of records.
-        identity: a text that differs between different records.
+        identity: a hash that changes with the records.
         features: a function that returns the features of ranges of records in complete batches; the
             last batch of a range repeats its last record.
-        places: a function that returns the files of a range of records, and the numbers of the
-            records in these; no numbers if each file is one record.
+        places: a function that maps a range of records to the file of each and to its number in
+            that file; the numbers are [] if each file is one record.
         names: the names of the fields that can be kept beside a prediction.
         fields: a function that returns these fields of a range of records; None: there are none.
-        skipped: the reasons why records were skipped, by number; filled while reading.
+        skipped: the reasons why records were skipped, by record number; filled while reading.
     """
 
     count: int
@@ -64,21 +64,21 @@ class UnlabelledRecords:
         """Returns fields of a range of records by name: arrays, or lists of texts.
 
         Raises:
-            UserError: there is no such field.
+            UserError: the records have no field with one of the names.
         """
         for name in names:
             if name not in self.names:
                 has = f"it has {sorted(self.names)}" if self.names else _NO_FIELDS
                 raise UserError(
                     f"The input has no field {name!r}: {has}. Predictions are in the order of the "
-                    "input, and name its file and, if it holds several, the record, from 0: join "
-                    "other columns by these."
+                    "input and name the file and, if a file holds several records, the number of "
+                    "the record, from 0: use these to join other columns."
                 )
         return self.fields(numbers, names) if self.fields and names and numbers else {}
 
 
 def build_record_options(context: DataContext) -> Streamed:
-    """Returns the options of a pipeline over records to predict: how it handles bad records."""
+    """Returns pipeline options for prediction, which skips bad records only if allowed."""
     return Streamed(
         on_bad_record="skip" if context.skip_bad else "raise", max_bad_records=sys.maxsize
     )
@@ -87,13 +87,13 @@ def build_record_options(context: DataContext) -> Streamed:
 def open_shards(
     where: str, features: dict[str, Feature] | None = None, compression: str = ""
 ) -> tuple[Manifest, Shards]:
-    """Returns a data set of TFRecord shards, and the records of all its splits, or of one.
+    """Returns the manifest of TFRecord shards, and the records of one split or of all splits.
 
     Args:
         where: the address, FOLDER or FOLDER:SPLIT.
-        features: the features of a record, for a folder without a manifest; empty: those of its
-            first record.
-        compression: "" or "GZIP", for a folder without a manifest; "": the files show it.
+        features: the features of a record, for a folder without a manifest; empty: inferred from
+            its first record.
+        compression: "GZIP", for a folder without a manifest; "": detected from the files.
 
     Raises:
         UserError: there is no such data set or split.
@@ -116,11 +116,12 @@ def from_shards(
     Args:
         source: the source of the records.
         pipeline: a pipeline over the source whose `finish` returns only features.
-        features: the features of a record, which can be kept unless they are images; None: unknown.
+        features: the features of a record, whose values, except images, can be written beside
+            predictions; None: unknown.
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
     stored = _find_features(source) if features else {}
-    if manifest.SOURCE in stored:  # `tftpu data convert` writes it, and no manifest names it
+    if manifest.SOURCE in stored:  # `tftpu data convert` writes it, but manifests do not list it
         known.setdefault(manifest.SOURCE, stored[manifest.SOURCE])
 
     def collect_fields(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
@@ -150,8 +151,8 @@ def from_arrays(
     Args:
         features: NumPy arrays, nested as the model's inputs.
         context: the context of the run.
-        name: the name that is given as their file.
-        columns: the fields that can be kept, by name: arrays with as many examples.
+        name: the file name to report for the records.
+        columns: fields to offer for output, by name: arrays (examples, ...).
         finish: a function that turns a batch of the arrays into the model's inputs.
 
     Raises:
@@ -187,7 +188,7 @@ def from_arrays(
 def from_image_files(
     folder: str, pipeline: Callable[[RecordSource, Parse], Pipeline]
 ) -> UnlabelledRecords:
-    """Returns the images of a folder and those below it, sorted by name.
+    """Returns the images of a folder and its subfolders, sorted by name.
 
     Args:
         folder: local or in a bucket.
@@ -210,8 +211,8 @@ def from_files(
 
     Args:
         sizes: the paths and the bytes of the files, in order.
-        pipeline: a function that returns the pipeline over a source, whose records `parse` turns
-            into {"path"}.
+        pipeline: a function that builds a pipeline from a source and a `parse` function; that
+            maps records to {"path": (n,) string}.
     """
     encoded = [os.fsencode(path) for path, _ in sizes]  # names on a disk need not be UTF-8
     paths = [path.decode(errors="replace") for path in encoded]
@@ -241,7 +242,7 @@ def _find_features(source: Shards) -> dict[str, Feature]:
 
 
 def _read_change_time(path: str) -> int:
-    """Returns a local file's time of change in nanoseconds; 0 for a file in a bucket."""
+    """Returns a local file's modification time in nanoseconds; 0 for a file in a bucket."""
     return 0 if files.is_remote(path) else os.stat(path).st_mtime_ns
 
 
@@ -257,7 +258,7 @@ def _collect_fields(
     names: Sequence[str],
     skipped: Mapping[int, str],
 ) -> Mapping[str, Any]:
-    """Returns fields of records that were already read; 0 or "" for skipped records."""
+    """Reads records again and returns some of their fields; 0 or "" for skipped records."""
     first, last = (tf.constant(n, tf.int64) for n in (numbers.start, numbers.stop))
     records, _ = source.read_range(first, last, len(numbers)).get_single_element()
     good = np.array([number not in skipped for number in numbers])

@@ -16,7 +16,7 @@ batching:
 
     (batch, seeds) -> batch         seeds (batch, 2), int32, one per example
 
-Each host holds a consecutive part of the global batch, of any even size. To give the same result
+Each host has a consecutive shard of the global batch, of any even size. To give the same result
 on any number of hosts, such a function may mix example j with its neighbour j XOR 1 only, and must
 derive whatever the pair shares (such as the box of CutMix) from the seed of the even one.
 """

@@ -5,7 +5,7 @@ the size of the result, at a half, a quarter or an eighth of the resolution, whi
 aliases less. Every other image is decoded completely: PNGs, and JPEGs with bytes after their end,
 by TensorFlow; JPEGs in CMYK, PNGs with EXIF data, and other formats by Pillow (`formats.pillow`).
 Images are turned upright according to their EXIF data or XMP. An exported graph has no Pillow, so
-it refuses what only Pillow decodes (`refuse_rest`).
+it raises an error for images that only Pillow decodes (`refuse_rest`).
 
 Decoding is exact (accurate integer DCT, smooth chroma), in training and evaluation: the fast
 approximations save no measurable time. If a JPEG stores colours at half the resolution, the last
@@ -31,7 +31,7 @@ NUMBERS = 2 * ATTEMPTS + 2  # random numbers that a crop needs
 _MAY_BE_TURNED = r"\C*(eXIf|Raw profile type|XML:com\.adobe\.xmp)\C*"
 
 Window = tuple[Tensor, Tensor, Tensor, Tensor]  # top, left, height, width; int32
-Decode = Callable[[Tensor, int], Tensor]  # of an encoded image and the number of channels
+Decode = Callable[[Tensor, int], Tensor]  # maps an encoded image and its channels to pixels
 
 
 def draw_random_window(
@@ -103,7 +103,7 @@ def crop_and_resize(
     if image.dtype != tf.string:
         return resize_square(_slice_window(to_channels(image, channels), window), size)
 
-    # Once for both ways: a pass over a data set begins by building the functions of all branches.
+    # Computed once, before the branches: each pass over a data set first builds all branches.
     is_jpeg = _is_plain_jpeg(image)
     number = _read_orientation(image, is_jpeg)
 
@@ -148,8 +148,8 @@ def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None
         image: encoded, a scalar string.
         channels: the number of channels of the result: 3, or 1 for grey levels; images are
             converted.
-        decode_rest: a function of an image and its channels that decodes what TensorFlow does not;
-            None: Pillow, in this process. See `refuse_rest`.
+        decode_rest: a function that decodes the images that TensorFlow cannot decode; None: Pillow,
+            in this process. See `refuse_rest`.
 
     Returns:
         (height, width, channels), uint8.
@@ -162,7 +162,7 @@ def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None
 def _decode_upright(
     image: Tensor, channels: int, decode_rest: Decode | None, is_jpeg: Tensor, number: Tensor
 ) -> Tensor:
-    """See `decode_image`; takes whether an image is a plain JPEG, and its orientation."""
+    """Decodes an image as `decode_image`, given whether it is a plain JPEG and its orientation."""
 
     def decode_jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
@@ -181,14 +181,14 @@ def _decode_upright(
 
 
 def refuse_rest(image: Tensor, channels: int) -> Tensor:
-    """Raises for an image that only Pillow decodes: for graphs of other programs, without Python.
+    """Raises an error for an image that only Pillow decodes; for exported graphs, without Python.
 
     Raises:
         tf.errors.InvalidArgumentError: at run time.
     """
     said = (
-        "A file is none of those that this model decodes, JPEG in grey or RGB and PNG without EXIF "
-        f"data or XMP, with up to {pillow.MAX_PIXELS:,} pixels: convert it to one of them."
+        "This model decodes only JPEG in grey or RGB, and PNG without EXIF data or XMP, with up to "
+        f"{pillow.MAX_PIXELS:,} pixels: convert the file to one of these formats."
     )
     with tf.control_dependencies([tf.debugging.Assert(False, [said])]):
         return tf.zeros((1, 1, channels), tf.uint8)
@@ -220,12 +220,12 @@ def resize_square(image: Tensor, size: int) -> Tensor:
     pixels = tf.raw_ops.ResizeBilinear(
         images=image[None], size=(size, size), half_pixel_centers=True
     )
-    # The sum reuses the memory of its first term. A slice of the sum could not.
+    # The sum reuses the memory of `pixels`. The sum of a slice, `pixels[0] + 0.5`, could not.
     return tf.squeeze(tf.cast(pixels + 0.5, tf.uint8), 0)
 
 
 def _decode_with_pillow(image: Tensor, channels: int) -> Tensor:
-    """Decodes an image by a Python function, which must run in this process."""
+    """Decodes an image with Pillow, in a Python function that must run in this process."""
 
     # `value` is bytes, or outside a graph an array of bytes
     def read_pixels(value: Any) -> np.ndarray:
@@ -235,7 +235,7 @@ def _decode_with_pillow(image: Tensor, channels: int) -> Tensor:
 
 
 def _read_orientation(image: Tensor, is_jpeg: Tensor) -> Tensor:
-    """Returns the orientation in a JPEG's metadata, (), int32; 1 is upright, as others are."""
+    """Returns the orientation in a JPEG's metadata, (), int32; 1 (upright) for other formats."""
     # Few JPEGs have metadata, and reading them takes many operations. Metadata come first, or right
     # after the JFIF segment.
     head = tf.io.decode_raw(tf.strings.substr(image, 0, 24), tf.uint8)
@@ -251,7 +251,7 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
 
 
 def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
-    """Turns the pixels of a file, (height, width, channels), upright."""
+    """Turns the pixels of a file, (height, width, channels), upright, given the orientation."""
 
     def turn() -> Tensor:
         # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
@@ -268,7 +268,7 @@ def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
 
 
 def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
-    """Returns the place in the file's pixels of a part of the upright image.
+    """Converts a window of the upright image to the same window of the file's stored pixels.
 
     Args:
         place: top, left, height, width of the part.

@@ -1,4 +1,4 @@
-"""The augmentation of single images, by the settings in `settings.Augment`.
+"""The augmentation of single images, according to `settings.Augment`.
 
 Training, in this order: a random crop, resized; flip; RandAugment; colours; erasing. Evaluation: a
 central crop. Everything is in uint8, one byte per value; pipelines scale the finished batch. Every
@@ -26,7 +26,7 @@ ERASED_ASPECT = 1 / 0.3
 def build_training_augmentation(
     settings: Augment, size: int, channels: int
 ) -> Callable[[Example, Tensor], Example]:
-    """Returns the augmentation of a training example, for `tf.data.Dataset.map`.
+    """Returns a function that augments a training example, for `tf.data.Dataset.map`.
 
     Args:
         settings: the settings of the augmentation.
@@ -60,9 +60,9 @@ def build_training_augmentation(
 def build_evaluation_crop(
     settings: Augment, size: int, channels: int, decode_rest: decode.Decode | None = None
 ) -> Callable[[Example], Example]:
-    """Returns the central crop of an evaluation example.
+    """Returns a function that crops the image of an evaluation example to its centre.
 
-    Arguments as for training, and `decode_rest`, for which see `decode.decode_image`.
+    Arguments as for `build_training_augmentation`; for `decode_rest`, see `decode.decode_image`.
     """
 
     def crop_example(example: Example) -> Example:

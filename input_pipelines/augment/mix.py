@@ -1,7 +1,7 @@
 """MixUp, CutMix, soft labels and space-to-depth: operations on a batch.
 
-An example is mixed with its neighbour, j with j XOR 1, by numbers from its own seed. Shuffling
-gives random neighbours, new ones each epoch; and a host that holds a part of a batch, of any even
+An example is mixed with its neighbour, j with j XOR 1, using random numbers from its own seed.
+Shuffling gives random neighbours, new ones each epoch. A host with a shard of a batch, of any even
 size, computes the same as one host with the whole batch.
 """
 
@@ -21,7 +21,7 @@ def build_augmentation(
     """Returns the augmentation of a batch, for `tf.data.Dataset.map`.
 
     Args:
-        settings: only `mixup` and `cutmix` are used; with both, each example draws one of them.
+        settings: only `mixup` and `cutmix` are used; with both, each example gets one, at random.
         classes: number of classes, for soft labels.
         space_to_depth: whether images are rearranged by `to_depth`.
 
@@ -58,7 +58,7 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
     """
     count = images.shape[0]
     if count % 2:
-        raise ValueError(f"{count} examples cannot be mixed in pairs")
+        raise ValueError(f"{count} examples cannot be mixed in pairs: use an even batch size")
     numbers = draws.uniform(seeds, 6, "mix")
     height, width = images.shape[1:3]
     shares: Tensor = draws.beta(mixup, numbers[:, :3]) if mixup else None

@@ -1,7 +1,7 @@
-"""The orientation in a JPEG's metadata, by TensorFlow's operations alone.
+"""Reads the orientation in a JPEG's metadata with TensorFlow's operations only.
 
-So an exported model can read it, too. EXIF data come first, and XMP is read where these state none,
-as in Pillow.
+An exported model can therefore read it, too. XMP is used only if the EXIF data state no
+orientation, as in Pillow.
 """
 
 import tensorflow as tf
@@ -25,7 +25,7 @@ def read_orientation(image: Tensor) -> Tensor:
         image: the content of the file, a scalar string.
     """
     exif, xmp = _collect_metadata(image)
-    # Without branches, each of which costs every pass over a data set some milliseconds to begin.
+    # No branches: each would delay the start of every pass over a data set by some milliseconds.
     stated = tf.where(tf.strings.length(exif) > 0, _read_exif(exif), 0)
     found = tf.where(tf.equal(stated, 0), _read_xmp(xmp), stated)
     return tf.where((found >= 1) & (found <= 8), found, 1)
@@ -63,20 +63,20 @@ def _collect_metadata(image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_exif(exif: Tensor) -> Tensor:
-    """Returns the number in EXIF data; 0 if they state none, 1 if they are damaged."""
+    """Returns the orientation in EXIF data, (), int32; 0: not stated, 1: the data are damaged."""
     start = tf.strings.substr(exif, 0, 4)
     little = tf.equal(tf.strings.substr(start, 0, 1), b"I")
     size = tf.strings.length(exif)
     numbers = tf.pad(_to_numbers(exif), [[0, 8 + _ENTRY]])
 
     def read_at(place: int, width: int, found: Tensor) -> Tensor:
-        """Returns a number, or those of all rows, int32; 2**31 and more wrap."""
+        """Reads `width` bytes as a number, or as one for each row; int32, 2**31 and more wrap."""
         powers = [256**n for n in range(width)]
         places = tf.where(little, powers, powers[::-1])
         return tf.reduce_sum(found[..., place : place + width] * places, -1)
 
     first = read_at(4, 4, numbers)
-    # Before `first` is used: a damaged one may be negative, or behind the end.
+    # Checked before it is used: if damaged, `first` may be negative, or beyond the end.
     is_inside = (first >= 0) & (first <= size)
     first = tf.where(is_inside, first, size)
     count = tf.minimum(read_at(0, 2, numbers[first:]), (size - first - 2) // _ENTRY)
@@ -94,14 +94,14 @@ def _read_exif(exif: Tensor) -> Tensor:
 
 
 def _read_xmp(xmp: Tensor) -> Tensor:
-    """Returns the number in XMP; 0 if it states none."""
+    """Returns the orientation in XMP metadata, (), int32; 0 if it is not stated."""
     digits = tf.strings.regex_replace(xmp, _IN_XMP, r"\1", replace_global=False)
     digits = tf.where(tf.strings.regex_full_match(xmp, _IN_XMP), digits, b"0")
     return tf.strings.to_number(digits, tf.int32)
 
 
 def _remove_prefix(text: Tensor, prefix: bytes) -> Tensor:
-    """Returns the rest of a text that begins with a prefix; an empty string for another text."""
+    """Returns a text without its prefix; an empty string if it does not begin with the prefix."""
     begins = tf.equal(tf.strings.substr(text, 0, len(prefix)), prefix)
     size = tf.maximum(tf.strings.length(text) - len(prefix), 0)
     rest = tf.strings.substr(text + prefix, len(prefix), size)  # a short text is made long enough

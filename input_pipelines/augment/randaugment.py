@@ -70,7 +70,7 @@ def auto_contrast(image: Tensor, strength: Tensor | None = None) -> Tensor:
 
 
 def equalize(image: Tensor, strength: Tensor | None = None) -> Tensor:
-    """Flattens the histogram of each channel by a table of levels."""
+    """Flattens the histogram of each channel with a lookup table of levels."""
     channels = image.shape[-1]
     shifted: Tensor = tf.cast(image, tf.int32) * channels + tf.range(channels)
     counts = tf.math.bincount(tf.reshape(shifted, [-1]), minlength=256 * channels)

@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 class Augment:
     """The augmentation of training images, and the crop of evaluation images."""
 
-    # True: a random part of the image, resized; False: all of it, in evaluation too, cut square
+    # True: trains on a random crop, resized; False: on the central square that evaluation uses
     crop: bool = True
     min_area: float = 0.08  # smallest area of a random crop, as a share of the image's area
     max_aspect: float = 4 / 3  # largest ratio of a random crop's longer side to its shorter one
@@ -20,9 +20,10 @@ class Augment:
     hue: float = 0.0  # largest rotation of the hue, as a share of the circle, up to 0.5
     erasing: float = 0.0  # probability that a rectangle is filled with noise
     mixup: float = 0.0  # alpha of MixUp's Beta distribution; 0: no MixUp
-    cutmix: float = 0.0  # the same for CutMix; with both, each image draws one of them
-    # Side of evaluation's central square, as a share of the image's shorter side; None: 0.875, or 1
-    # if `crop` is False, which takes that square in training as well.
+    # alpha of CutMix's Beta distribution; 0: no CutMix. With MixUp as well, each image gets one.
+    cutmix: float = 0.0
+    # Side of evaluation's central square, as a share of the image's shorter side; None: 0.875, or
+    # 1 if `crop` is False.
     eval_crop: float | None = None
 
     @property

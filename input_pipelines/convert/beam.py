@@ -32,7 +32,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
             "--region=R"].
 
     Raises:
-        UserError: a mistake, or Beam is not installed.
+        UserError: an option or the source does not work with a runner, or Beam is not installed.
     """
     if conversion.options.skip_bad:
         raise UserError(
@@ -119,7 +119,7 @@ def _plan_conversion(
 
 def _place(beam: Any) -> Any:
     class Place(beam.DoFn):
-        """Maps (part, number, record) to (shard, (place, record)); keeps the places of one part."""
+        """Maps (part, number, record) to (shard, (place, record)); caches one part's places."""
 
         def setup(self):
             self._part = None

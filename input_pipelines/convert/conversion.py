@@ -78,7 +78,7 @@ class Conversion:
 
         Args:
             counts: the number of records in each part.
-            size: the bytes of all records.
+            size: the total size of the records, in bytes.
 
         Raises:
             UserError: there are fewer records than `min_shards`.

@@ -35,7 +35,7 @@ def run(
     say: Say = print,
     reader: Reader | None = None,
 ) -> Manifest:
-    """Converts on this machine.
+    """Converts a source on this machine, and returns the manifest of the output.
 
     Args:
         conversion: the conversion.

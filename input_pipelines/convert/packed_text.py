@@ -15,7 +15,7 @@ def prepare_folder(patterns: str, options: ReadOptions, prefix: str = "text:") -
     """Returns the folder with the packed text of a split; packs the text if it is new.
 
     Args:
-        patterns, options, prefix: as for the reader.
+        patterns, options, prefix: as for `TextReader`.
     """
     conversion = Conversion(f"text:{patterns}", "", options)
     reader = TextReader(patterns, options, prefix)
@@ -24,6 +24,6 @@ def prepare_folder(patterns: str, options: ReadOptions, prefix: str = "text:") -
     output = files.join(find_cache_folder("data"), "packed", name)
     conversion = dataclasses.replace(conversion, output=output)
     new = publishing.find_unfinished(conversion, reader) is not None
-    # Only packing is worth a line: every command that opens the data comes here.
+    # Prints only when text is packed: every command that opens the data calls this function.
     converter.run(conversion, reader=reader, say=print if new else lambda line: None)
     return output

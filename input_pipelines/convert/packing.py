@@ -34,20 +34,20 @@ def build_tokenizer(
         path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding
             are switched off; None: the bytes of the text in UTF-8.
         end_of_text: a token of that vocabulary that is put after every document; None: no token.
-        flag: what names the path on the command line, for errors.
+        flag: the command-line flag of the path, for error messages.
 
     Raises:
         UserError: there is no such file or token.
     """
     if not path:
         if end_of_text:
-            raise UserError("Bytes have no token for the end of a text: set a tokenizer, too.")
+            raise UserError("end_of_text needs a tokenizer: bytes have no token for it.")
         return lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32), 256
     loaded = load_tokenizer(path, flag)
     with _errors_of_the_library(path):
         highest = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= 1 << 31:
-        raise UserError(f"The tokenizer {path} has a token with the number {highest}.")
+        raise UserError(f"The tokenizer {path} has the token id {highest}: it must be below 2**31.")
     end = loaded.token_to_id(end_of_text) if end_of_text else None
     if end_of_text and end is None:
         raise UserError(f"The tokenizer {path} has no token {end_of_text!r}.")
@@ -66,9 +66,9 @@ def build_tokenizer(
 
 
 def list_switched_off(path: str | None) -> list[str]:
-    """Returns those of truncation and padding that a tokenizer's file asks for; both are ignored.
+    """Returns which of "truncation" and "padding" a tokenizer's file enables; both are ignored.
 
-    Both are meant for batches of questions to a model. Here they would drop text, or train on
+    Both are meant for batches of requests to a model. In training they would drop text, or train on
     padding.
     """
     return _find_padding_settings(load_tokenizer(path)) if path else []
@@ -82,7 +82,7 @@ def _find_padding_settings(loaded: Any) -> list[str]:
 def _warn_switched_off(path: str, asked: str) -> None:
     if multiprocessing.parent_process() is None:  # warns in the first process of a conversion only
         _log.warning(
-            "The tokenizer %s asks for %s, which is switched off: documents are packed whole.",
+            "The tokenizer %s enables %s, which is switched off here: whole documents are packed.",
             path,
             asked,
         )
@@ -114,7 +114,7 @@ def load_tokenizer(path: str, flag: str = "--tokenizer") -> Any:
 
 @contextlib.contextmanager
 def _errors_of_the_library(path: str) -> Iterator[None]:
-    """Turns errors of `tokenizers`, which have no class of their own, into `UserError`."""
+    """Converts errors of `tokenizers`, which have no specific class, to `UserError`."""
     try:
         yield
     except BaseException as error:
@@ -125,7 +125,7 @@ def _errors_of_the_library(path: str) -> Iterator[None]:
 
 
 def pack(documents: Iterable[np.ndarray], context: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the sequences of documents, in order.
+    """Packs documents, in order, into sequences of fixed length.
 
     Args:
         documents: the tokens of each document, (any length,), int32.

@@ -31,7 +31,7 @@ class Plan:
         return shard * self.examples // self.shards
 
     def list_records(self, shard: int) -> np.ndarray:
-        """Returns the numbers of a shard's records, in its order."""
+        """Returns the numbers of a shard's records (n,), int64, in the order of the shard."""
         places = np.arange(self.compute_begin(shard), self.compute_begin(shard + 1))
         return Permutation(self.examples, self.seed).forward(places)
 

@@ -34,7 +34,7 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     with _hide_main():
         first.start()
     first.join()
-    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a script's background
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as for a script's background job
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, context, initializer=_prepare_process, initargs=(ignores,)
     )
@@ -62,14 +62,14 @@ def _hide_main() -> Iterator[None]:
 
 
 def _prepare_process(ignores: bool) -> None:
-    """Ends a pool process with its parent, which may be killed, and silently at Ctrl-C.
+    """Makes a pool process end when its parent ends or is killed, and silently at Ctrl-C.
 
     Args:
-        ignores: whether the parent ignores Ctrl-C, and so this process does.
+        ignores: whether the parent ignores Ctrl-C; if so, this process ignores it, too.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not ignores:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # its parent says what happened
+        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # the parent reports it
     parent = multiprocessing.parent_process()
     if not parent:
         return

@@ -17,7 +17,7 @@ from tftpu.storage import buckets, files
 
 
 def open_reader(conversion: Conversion) -> Reader:
-    """Returns the reader of the source, with the classes of the data set that the output holds.
+    """Returns the reader of the source, with the classes of a data set in the output folder.
 
     Raises:
         UserError: the source has other classes, or cannot be read.
@@ -30,8 +30,8 @@ def open_reader(conversion: Conversion) -> Reader:
         by_name = conversion.source.partition(":")[0] in ("images", "index")
         options = dataclasses.replace(
             options,
-            # Labels that are names get the ids of the first split. Where class ids are given, the
-            # order of the classes is compared.
+            # Class names get the ids that they have in the first split. If labels are class ids,
+            # `find_unfinished` compares the order of the classes.
             classes=(fixed or options.classes) if by_name else (options.classes or fixed),
             num_classes=options.num_classes or (label.num_classes if label else 0),
         )
@@ -113,7 +113,7 @@ def _extend_manifest(
     shards: Sequence[Shard],
     skipped: Sequence[SkippedFile],
 ) -> Manifest:
-    """Returns a manifest with another split."""
+    """Returns a copy of a manifest with the new split."""
     conversions = before.about.get("conversions", {})
     about = {
         **before.about,

@@ -1,4 +1,4 @@
-"""The conversions of one source: one for each split, which may be a held-out part."""
+"""Plans the conversions of one source: one for each split, including a held-out one."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def plan_conversions(
 
     Args:
         conversion: the conversion of the whole source. If its split is "", all splits of a folder
-            are converted; without such a folder it is "train".
+            are converted; a source without such folders becomes the split "train".
         validation_fraction: the share of each class to hold out as the split `HELD_OUT`; 0: none.
         say: a function that is called with lines about files that are in no split.
 
@@ -39,11 +39,11 @@ def plan_conversions(
     for name, kinds in _OF_CLASSES.items():
         if getattr(options, name) and kind not in kinds:
             raise UserError(
-                f"{name} works only with {', '.join(kinds)}: {conversion.source} has its own. "
-                "Leave it out."
+                f"{name} works only with the sources {', '.join(kinds)}: {conversion.source} has "
+                "its own classes. Leave it out."
             )
     if not 0 <= validation_fraction < 1:
-        raise UserError(f"validation_fraction is {validation_fraction}: use 0.1, for a tenth.")
+        raise UserError(f"validation_fraction is {validation_fraction}: it must be in [0, 1).")
     splits = Splits({}, {})
     if kind == "images" and what:
         splits = image_files.list_splits(what, options.classes)

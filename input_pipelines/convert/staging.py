@@ -2,15 +2,15 @@
 
 FOLDER/conversion            the fingerprint of the conversion that the files belong to
        part-<n>              the records of a part
-       part-<n>.npy          the bytes of each of them
-       part-<n>.skipped      the files that were left out of it, if any
-       part-<n>.hashes.npy   a hash of each of them, if the source has no order
+       part-<n>.npy          the size of each record, in bytes
+       part-<n>.skipped      the source's files that were skipped, if any
+       part-<n>.hashes.npy   a hash of each record, if the source has no order
        part-<n>.json         sizes and checksums of these files; written last
        order.npy             the order of all records by hash, if the source has none
        <shard>.json          a shard that is finished
 
-A conversion that is started again compares the parts with their checksums, and makes those again
-that do not match.
+A conversion that is started again compares the parts with their checksums, and makes the parts that
+do not match again.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Staging:
         return sum(self._build_note_path(part).exists() for part in range(len(self.reader.parts)))
 
     def stage_part(self, part: int) -> np.ndarray:
-        """Encodes a part unless it is staged and undamaged; returns the bytes of each record."""
+        """Encodes a part unless it is staged and undamaged; returns its records' sizes in bytes."""
         if not self._is_whole(part):
             self._write_part(part)
         return np.load(self._build_lengths_path(part))
@@ -114,7 +114,7 @@ class Staging:
         write_note(self._build_note_path(part), sums)
 
     def _is_whole(self, part: int) -> bool:
-        """Returns whether a part is staged, with its files as they were written."""
+        """Returns whether a part is staged, and its files match their checksums."""
         sums = read_note(self._build_note_path(part))
         if sums is None:
             return False
@@ -130,7 +130,7 @@ class Staging:
         return [SkippedFile(*row) for note in notes for row in json.loads(note.read_text())]
 
     def save_order(self) -> None:
-        """Records the order of the records by their content, regardless of their parts."""
+        """Saves the order of all records by the hashes of their content, regardless of parts."""
         parts = range(len(self.reader.parts))
         hashes = [np.load(self._build_hashes_path(part)) for part in parts]
         order = np.argsort(np.concatenate(hashes), kind="stable")
@@ -140,7 +140,7 @@ class Staging:
         """Returns the records of a shard, read part by part.
 
         Raises:
-            UserError: a record is no longer the one that was staged.
+            UserError: a record was damaged after it was staged.
         """
         records = planned.list_records(shard)
         if not self.reader.ordered:
@@ -194,7 +194,7 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
 
 @contextlib.contextmanager
 def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds a staging folder; waits for another process that makes the same conversion."""
+    """Locks a staging folder; waits while another process makes the same conversion."""
     said = False
     with contextlib.ExitStack() as held:
         while True:
@@ -220,7 +220,7 @@ def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None
             path.unlink()
     files.write_whole(str(note), text.encode())
     if not files.is_remote(output):
-        # It may not exist yet if the staging folder is elsewhere.
+        # The output may not exist yet if the staging folder is elsewhere.
         os.makedirs(output, exist_ok=True)
         # Temporary files of this split only.
         for path in Path(output).glob(f".{conversion.split}-*.tmp"):

@@ -14,7 +14,8 @@ from tftpu.storage import files
 from tftpu.storage.buckets import BucketError
 
 _BATCH = 256  # records parsed at a time
-# Bytes that one process checks, at 10 MiB/s for pictures, before others have loaded TensorFlow.
+# Up to this many bytes, one process is used: at 10 MiB/s for pictures, it has checked them before
+# other processes have loaded TensorFlow.
 _ALONE = 2**26
 AT_MOST = 20  # broken records reported per shard
 
@@ -59,7 +60,7 @@ class _ShardCheck:
             return [f"{path} is missing."]
         problems = []
         if shard.crc32c and tfrecord.compute_checksum(path) != shard.crc32c:
-            problems.append(f"{path} is not the file that the manifest was written for: CRC32C.")
+            problems.append(f"{path} has another CRC32C than the manifest states: it was changed.")
         return [*problems, *_check_records(path, shard, self.manifest)]
 
 
@@ -90,7 +91,7 @@ def _check_records(path: str, shard: Shard, manifest: Manifest) -> Iterator[str]
     if count != shard.examples:
         yield f"{path} has {count} records, but {shard.examples} in the manifest."
     elif shard.offsets and tuple(offsets) != tuple(shard.offsets):
-        yield f"{path}: the index in the manifest does not match."
+        yield f"{path}: the index in the manifest does not match the file's records."
 
 
 def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) -> Iterator[str]:
@@ -123,7 +124,7 @@ def _check_batch(path: str, first: int, batch: list[bytes], manifest: Manifest) 
 
 
 def _name_source(record: bytes) -> str:
-    """Returns " (made of FILE)" if a record can be read and names its file; otherwise ""."""
+    """Returns " (made from FILE)" if a record can be read and names its source; otherwise ""."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -132,4 +133,4 @@ def _name_source(record: bytes) -> str:
     except DecodeError:
         return ""
     names = features[manifests.SOURCE].bytes_list.value if manifests.SOURCE in features else ()
-    return f" (made of {names[0].decode(errors='replace')})" if names else ""
+    return f" (made from {names[0].decode(errors='replace')})" if names else ""

@@ -77,7 +77,7 @@ def to_device_array(value: Any) -> np.ndarray:
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise UserError(f"An array of {array.dtype} cannot go to a device: make it numbers.")
+        raise UserError(f"No device supports an array of {array.dtype}: convert it to numbers.")
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype.name in ("int64", "uint64", "uint32", "uint16"):

@@ -121,7 +121,7 @@ class Table:
         return {name: column[order] for name, column in columns.items()}
 
     def _describe_rows(self) -> dict[str, Feature]:
-        """Returns the first rows' features, because the schema lacks the lengths of arrays."""
+        """Infers features from the first rows, because the schema lacks the lengths of arrays."""
         for part in self.parts:
             for batch in self.read_batches(part):
                 return {name: _infer_feature(values) for name, values in batch.items()}
@@ -130,7 +130,7 @@ class Table:
 
 
 def build_training(data: "BigQuery", context: DataContext) -> ArrayPipeline:
-    """Returns shuffled rows, in memory; see `epochs.Training` for the order."""
+    """Returns shuffled rows, in memory; see `reading.order` for the order."""
     batch = _arrange_rows(data, data.train_table)
     return ArrayPipeline(
         batch,
@@ -142,13 +142,13 @@ def build_training(data: "BigQuery", context: DataContext) -> ArrayPipeline:
 
 
 def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
-    """Returns every row once."""
+    """Returns a data set of every row, once, in batches."""
     batch = _arrange_rows(data, data.eval_table)
     return tf.data.Dataset.from_tensor_slices(batch).batch(context.global_batch_size)
 
 
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns rows to predict, held in memory: of a table of the run, or of another table."""
+    """Returns the rows to predict of a table of the run or another table, held in memory."""
     kind, table = addresses.parse_address(address, "BigQuery", data.address_kinds)
     snapshot = None  # a table that the run does not name is read as it is now
     if kind != "bigquery":
@@ -257,7 +257,7 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
 
 
 def _decode_texts(values: np.ndarray) -> Any:
-    """Returns a column with its bytes decoded to texts."""
+    """Returns a column, with bytes decoded to texts."""
     return unlabelled.decode_texts(values) if values.dtype == object else values
 
 

@@ -1,6 +1,6 @@
 """Loads Parquet files from a bucket into a BigQuery table, by a job that runs only once.
 
-The job's name follows from the files and the table, so that a repeated command finds the first job:
+The job's name is a hash of the files and the table, so a repeated command finds the first job:
 BigQuery never runs two jobs with the same name. After a failed job, another one tries again.
 """
 
@@ -22,7 +22,7 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
     Args:
         uris: gs://BUCKET/NAME of each file.
         table: project.dataset.table; created if it does not exist.
-        identity: a text that differs between different files.
+        identity: a string that changes with the content of the files.
 
     Raises:
         UserError: the table has other rows, or permission is missing.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
 _SHOWN = 20  # most classes that a line names
-_FEW = 100  # images, of which each is a hundredth of an accuracy
+_FEW = 100  # images; with fewer, each changes the accuracy by more than 0.01
 MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
 
 
@@ -29,7 +29,7 @@ def count_classes(found: ImageFiles) -> dict[str, int]:
 
 
 def describe_classes(splits: Mapping[str, ImageFiles]) -> list[str]:
-    """Returns a line for each split: its images, and those of each class."""
+    """Returns a line for each split with the number of its images, in total and by class."""
     lines = []
     for split, found in splits.items():
         counts = count_classes(found)
@@ -57,7 +57,7 @@ def describe_shards(data: "StreamedImages") -> list[str]:
 
 
 def count_evaluation(data: "StreamedImages") -> int | None:
-    """Returns the examples of the evaluation split; None if no manifest tells them."""
+    """Returns the number of evaluation examples in a manifest; None if it cannot be found."""
     folder = data.data_dir or ""
     if data.format != "tfrecord" or not files.exists(files.join(folder, manifest.NAME)):
         return None
@@ -66,7 +66,7 @@ def count_evaluation(data: "StreamedImages") -> int | None:
 
 
 def describe_few(split: str, examples: int | None) -> str:
-    """Returns how coarse the accuracy of a split is; "" if it has many images, or is unknown."""
+    """Returns a warning that a split is too small for a fine accuracy; "" if it is not."""
     if not examples or examples >= _FEW:
         return ""
     images = counted(examples, "image")
@@ -75,7 +75,7 @@ def describe_few(split: str, examples: int | None) -> str:
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
-    """Returns a line for each split that lacks classes, or has ten times as many of one."""
+    """Returns a line for each split without images of a class, or with ten times as many of one."""
     lines = []
     for split, found in splits.items():
         counts = count_classes(found)
@@ -100,7 +100,7 @@ def sample_paths(found: ImageFiles) -> list[str]:
 
 
 def find_damaged(paths: Sequence[str]) -> dict[str, str]:
-    """Decodes images, and returns why some cannot be decoded, by their paths."""
+    """Decodes images; returns the reasons why some cannot be decoded, by path."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = list(pool.map(lambda path: decode.explain_failure(files.read(path)), paths))
     return {decode_path(path): why for path, why in zip(paths, reasons) if why}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def build_training(data: "Images", context: DataContext) -> ArrayPipeline:
-    """Returns shuffled, augmented training images; see `epochs.Training` for the order."""
+    """Returns shuffled, augmented training images; see `reading.order` for the order."""
 
     def prepare(examples: Batch, seeds: Tensor) -> tuple[Tensor, Tensor]:
         images = examples["image"]
@@ -36,7 +36,7 @@ def build_training(data: "Images", context: DataContext) -> ArrayPipeline:
 
 
 def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
-    """Returns every evaluation image once, in order."""
+    """Returns a data set of every evaluation image, once, in order, in batches."""
     examples = small.load_split(data.name, data.data_dir, data.eval_split)
 
     def prepare(examples: Batch) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "Images", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns images to predict, of a split or of a folder. Larger images are scaled down."""
+    """Returns images of a split or a folder to predict; files are cropped square and resized."""
     kind, where = addresses.parse_address(address, "Images", data.address_kinds)
     if kind != "images":
         split = data.eval_split if kind == addresses.EVALUATION else data.train_split
@@ -77,7 +77,7 @@ def batch_spec(data: "Images", examples: int) -> Spec:
 
 
 def export_inputs(data: "Images") -> ExportInputs:
-    """Returns the pixels of an image, uint8."""
+    """Returns the inputs of an exported model: uint8 pixels, or image files to decode."""
     shape = (data.image_size, data.image_size, data.channels)
 
     def decode_file(file: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _shift(images: Tensor, pixels: int, seeds: Tensor) -> Tensor:
 
     Args:
         images: (batch, height, width, channels).
-        pixels: largest shift.
+        pixels: largest shift, in pixels.
         seeds: (batch, 2), random int32.
     """
     height, width = images.shape[1:3]

@@ -1,4 +1,4 @@
-"""Documents packed into rows of tokens, for a language model that does not look across them."""
+"""Documents packed into rows of tokens, for a language model that attends within documents."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import Tokens
 
 
-_HELD_OUT = 20  # without texts to evaluate on, one of this many rows is held out
+_HELD_OUT = 20  # without `eval_text`, one in this many rows is held out
 _MOST = 1000  # most rows that are held out
 
 
@@ -33,7 +33,7 @@ def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipelin
 def build_evaluation(
     data: "Tokens", folder: str, split: str, context: DataContext
 ) -> tf.data.Dataset:
-    """Returns every row once. Each token except the first of a document is predicted once."""
+    """Returns all rows, in batches: each token but a document's first is predicted exactly once."""
     found, source = _open_rows(data, folder, split)
     if data.holds_out:
         rows = source.count
@@ -109,10 +109,10 @@ def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shard
 
 
 def _hold_out(rows: Shards) -> tuple[Shards, Shards]:
-    """Returns the rows to train on, and the last ones, to evaluate on.
+    """Returns the rows to train on, and the last rows, to evaluate on.
 
-    Rows were shuffled when they were packed, so the last ones are from all texts. They depend
-    only on the text and the packing, so no run on it ever trains on them.
+    Rows were shuffled when they were packed, so the last rows are from all texts. They depend
+    only on the text and the packing, so no run with the same text ever trains on them.
 
     Raises:
         UserError: there is only one row.

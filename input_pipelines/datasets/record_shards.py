@@ -29,7 +29,7 @@ def build_training(data: "Records", context: DataContext) -> Pipeline:
 
 
 def build_evaluation(data: "Records", context: DataContext) -> tf.data.Dataset:
-    """Returns every example once."""
+    """Returns a data set of every example, once, in batches."""
     return _build_pipeline(data, data.eval_split, context).iterate_once()
 
 
@@ -77,7 +77,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
 
 
 def _propose_spec(folder: str, split: str) -> str:
-    """Returns the spec of a split's first record; an example of a spec without records."""
+    """Returns the spec of a split's first record, or an example spec if there is no record."""
     try:
         return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
     except UserError:

@@ -51,7 +51,7 @@ def build_training(data: "StreamedImages", context: DataContext) -> Pipeline:
 
 
 def build_evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
-    """Returns every evaluation image once."""
+    """Returns a data set of every evaluation image, once, in batches."""
     source, parse = _open_source(data, data.eval_split)
     prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
@@ -121,7 +121,7 @@ def batch_spec(data: "StreamedImages", examples: int) -> Spec:
 
 
 def export_inputs(data: "StreamedImages") -> ExportInputs:
-    """Returns the pixels of an image, uint8, already cropped and resized."""
+    """Returns the inputs of an exported model: cropped, resized uint8 pixels, or image files."""
     shape = (data.image_size, data.image_size, data.channels)
 
     def prepare(images: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def _list_images(
 
 
 def _explain_missing_split(data: "StreamedImages", split: str) -> str:
-    """Returns a text about a `data_dir` that has no folder of a split."""
+    """Returns the error message for a `data_dir` without the folder of a split."""
     folder = os.path.normpath(data.data_dir or ".")
     above, name = os.path.dirname(folder) or ".", os.path.basename(folder)
     inside = ", ".join(f"{one}/CLASS" for one in dict.fromkeys((data.train_split, data.eval_split)))
@@ -281,7 +281,7 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
 
 
 def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
-    """Returns the evaluation split of converted shards that can be trained on; None without it."""
+    """Returns the evaluation split of converted shards; None unless they have both splits."""
     try:
         splits = manifest.read(folder).splits
     except UserError:  # there are no shards, or they cannot be used
@@ -293,13 +293,13 @@ def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:
-    """Compares the number of classes of the data with that of the config.
+    """Raises `UserError`, or warns, if the number of classes differs from `data.num_classes`.
 
     Args:
         data: the config.
-        found: the number of the data's classes; 0: unknown.
-        are_names: whether the classes have names, so that these are all classes. Class ids in an
-            index may lack the highest ones.
+        found: the number of classes in the data; 0: unknown.
+        are_names: whether the classes have names. If they are class ids in an index, images of the
+            highest ones may be missing, and there is only a warning.
     """
     if not found or found == data.num_classes:
         return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_training(data: "Text", context: DataContext) -> ArrayPipeline:
-    """Returns shuffled windows of the training documents; see `epochs.Training` for the order."""
+    """Returns shuffled windows of the training documents; see `reading.order` for the order."""
     return ArrayPipeline(
         examples=_cut_windows(data, data.train_split),
         global_batch_size=context.global_batch_size,
@@ -58,11 +58,11 @@ def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shift_windows(windows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns bytes, the bytes that follow them, and weights: 0.0 for padding, else 1.0.
+    """Returns bytes, the next bytes, and weights (0.0 for padding), each (batch, context).
 
     Args:
         windows: (batch, context + 1), uint8.
-        lengths: (batch,), the bytes of each window that are not padding.
+        lengths: (batch,), int32, the number of bytes of each window that are not padding.
     """
     tokens: Tensor = tf.cast(windows, tf.int32)
     weights = tf.cast(tf.range(1, windows.shape[1]) < lengths[:, None], tf.float32)

@@ -226,9 +226,9 @@ def _prepare(builder: Builder, **options: Any) -> None:
 
 
 def _check_folder(builder: Builder) -> None:
-    """Raises `UserError` if the folder for a data set of TFDS holds files of somebody else.
+    """Raises `UserError` if the folder for a TFDS data set contains files of another origin.
 
-    Who names a folder of texts or pictures wants to train on them, not on what is made beside them.
+    Users who name a folder of texts or pictures want to train on these, not on a TFDS data set.
     """
     folder = str(builder.data_dir_root)
     if files.is_remote(folder) or not os.path.isdir(folder):

@@ -1,4 +1,4 @@
-"""Converts examples to records (`tf.train.Example`) and back, by a manifest's features."""
+"""Converts examples to records (`tf.train.Example`) and back, given a manifest's features."""
 
 from collections.abc import Callable
 from typing import Any
@@ -139,7 +139,7 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
     dtype = tf.as_dtype(feature.dtype)
     if feature.encoding == "raw":
         size = int(np.prod(feature.shape)) * dtype.size
-        what = f"the feature {name!r} is not of {size} bytes, as {feature.dtype} {feature.shape} is"
+        what = f"the feature {name!r} must have {size} bytes, for {feature.dtype} {feature.shape}"
         check(tf.strings.length(value) == size, what, names)
         value = tf.reshape(tf.io.decode_raw(value, dtype), (-1, *feature.shape))
     if feature.num_classes:
@@ -150,6 +150,6 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
 
 
 def check(fine: Tensor, what: str, names: Tensor) -> None:
-    """Raises an error with the name of the first invalid record, (batch,)."""
+    """Raises an error that names the first record, of `names` (batch,), that is not `fine`."""
     bad = tf.boolean_mask(names, ~fine)[:1]
     tf.debugging.Assert(tf.reduce_all(fine), [bad, what])

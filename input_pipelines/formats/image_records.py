@@ -1,4 +1,4 @@
-"""Records of any program that hold an image and its class, under any names."""
+"""Parses records of any program that hold an image and its class, under any feature names."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from tftpu.input_pipelines.tensors import Batch, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class ImageRecords:
-    """Maps records to an image and its class, by the names of the features.
+    """A parser of records with an image and its class, whose features may have any names.
 
     Args:
         image, label: the names of the features. A label is a class id or, with `classes`, a text.
@@ -104,7 +104,7 @@ def build_image_parser(found: Manifest, name: str) -> Any:
 
 
 def _is_image(found: Manifest, name: str) -> bool:
-    """Returns whether a feature can be an image, which other programs only declare as bytes."""
+    """Returns whether a feature can be an image: other programs declare images only as bytes."""
     feature = found.features.get(name)
     return feature is not None and (feature.dtype, feature.shape) == ("string", ())
 

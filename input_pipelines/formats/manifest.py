@@ -29,7 +29,7 @@ COMPRESSIONS = ("", "GZIP")
 # The key under which a record keeps the name of the file that it was made from, for `verify`.
 SOURCE = "source"
 OTHER_FOLDER = "Of a config: --config.data.data_dir=FOLDER."
-OF_SPLITS = ("conversions", "skipped")  # keys of `about` whose values are kept by split
+OF_SPLITS = ("conversions", "skipped")  # keys of `about` whose values are dicts by split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ _FEATURE = re.compile(  # a name may hold any character, for example image/class
 
 
 def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
-    """Returns the features that lines such as "x: float32[28,28]" describe.
+    """Parses lines such as "x: float32[28,28]" to features by name.
 
     Args:
         spec: a line for each feature: NAME: DTYPE[SIZE,SIZE], followed by `raw` or `num_classes=N`
@@ -273,7 +273,7 @@ def _validate(manifest: Manifest, path: str) -> None:
         )
     about = manifest.about
     if not isinstance(about, dict) or not isinstance(about.get("conversions", {}), dict):
-        raise UserError(f"{path}: what it holds about the data is not a JSON object.")
+        raise UserError(f"{path}: 'about' or its 'conversions' is not a JSON object.")
     for shard in (shard for shards in manifest.splits.values() for shard in shards):
         _validate_shard(shard, path)
 

@@ -1,4 +1,4 @@
-"""Image files of any common format as pixels, by Pillow.
+"""Decodes image files of any common format with Pillow.
 
 TensorFlow decodes plain JPEGs and PNGs faster (`augment.decode`). This module decodes all other
 images, and has the messages for files that are not images.
@@ -13,11 +13,11 @@ SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", "
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # the first bytes of JPEG and PNG files
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 MAX_PIXELS = (1 << 30) // 4 // 3  # Pillow's limit, above which it suspects a decompression bomb
-_TOO_LARGE = f"has more pixels than are decoded, {MAX_PIXELS:,}: reduce it"
+_TOO_LARGE = f"has more pixels than the limit of {MAX_PIXELS:,}: make it smaller"
 
 
 class ImageError(ValueError):
-    """An image cannot be used; the message ends a sentence that begins with the file's name."""
+    """The error for an unusable image; its message ends a sentence that begins with the file."""
 
 
 def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:

@@ -19,7 +19,7 @@ from tftpu.input_pipelines.formats import tfrecord as records
 
 KEYS = ("file", "record")
 ERROR = "error"
-_DIGITS = 9  # decimal digits that tell any two float32 apart
+_DIGITS = 9  # decimal digits that distinguish any two float32 values
 _MASK = (1 << 64) - 1  # a negative number is encoded as an unsigned one of 64 bits
 
 Columns = Mapping[str, Any]
@@ -27,11 +27,11 @@ Errors = Mapping[int, str]
 
 
 def jsonl(columns: Columns, errors: Errors) -> bytes:
-    """Returns a line with a JSON object for each row. Numbers that JSON cannot express are null.
+    """Returns JSON lines, an object for each row. Numbers that are not finite become null.
 
     Args:
         columns: the values by name.
-        errors: the reasons why rows have no values, by the places of the rows.
+        errors: the reasons why rows have no values, by row number.
     """
     encode = json.JSONEncoder(ensure_ascii=False).encode
     rows = iterate_rows(columns, errors)
@@ -39,9 +39,9 @@ def jsonl(columns: Columns, errors: Errors) -> bytes:
 
 
 def csv(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
-    """Returns the names of the columns, and a line for each row, quoted as in RFC 4180.
+    """Returns a CSV table with a header, quoted as in RFC 4180.
 
-    A list is one cell, in the form of JSON. What `jsonl` writes as null is an empty cell.
+    A list is one cell, as JSON. Values that `jsonl` writes as null are empty cells.
 
     Args:
         columns, errors, with_errors: as for `parquet`.
@@ -58,9 +58,9 @@ def csv(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
 
 
 def tfrecord(columns: Columns, errors: Errors) -> bytes:
-    """Returns a `tf.train.Example` for each row; arrays are flat lists; see `jsonl`.
+    """Returns a TFRecord file: a `tf.train.Example` for each row, with arrays as flat lists.
 
-    The bytes are built directly, because building protobuf messages takes longer than many a model.
+    The bytes are built directly, because protobuf messages may take longer than the predictions.
     A column's entry begins with the same bytes in every row.
     """
     if errors:
@@ -75,17 +75,17 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
 def _drop_values(
     entries: Mapping[str, Any], number: int, row: tuple[bytes, ...], errors: Errors
 ) -> tuple[bytes, ...]:
-    """Returns the entries that a row keeps; a row with an error keeps its place and the reason."""
+    """Returns a row's encoded columns; a row with an error keeps only `KEYS` and the reason."""
     kept = [*KEYS, ERROR] if number in errors else [name for name in entries if name != ERROR]
     return tuple(part for name, part in zip(entries, row) if name in kept)
 
 
 def parquet(columns: Columns, errors: Errors, with_errors: bool = False) -> bytes:
-    """Returns a table in which the values of a row with an error are null; see `jsonl`.
+    """Returns a Parquet file; the values of a row with an error are null.
 
     Args:
         columns, errors: as for `jsonl`.
-        with_errors: whether there is a column of errors even without errors, so that all files have
+        with_errors: whether to write the column "error" even without errors, so that all files have
             the same columns.
 
     Raises:
@@ -128,7 +128,7 @@ def _to_arrow(pyarrow: Any, values: Any, mask: np.ndarray | None) -> Any:
 
 
 def iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
-    """Yields the object of JSON for each row; see `jsonl`."""
+    """Yields the JSON object of each row as a dict; see `jsonl`."""
     names, plain = list(columns), [_to_plain(values) for values in columns.values()]
     for number, values in enumerate(zip(*plain)):
         row = dict(zip(names, values))
@@ -138,7 +138,7 @@ def iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
 
 
 def _to_plain(values: Any) -> list[Any]:
-    """Returns a column in the form of JSON: numbers with as many digits as their dtype has."""
+    """Converts a column to JSON values: floats with the digits of their dtype, or None."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return array.tolist()
@@ -157,7 +157,7 @@ def _to_plain(values: Any) -> list[Any]:
 
 
 def _encode_entries(name: str, values: Any) -> list[bytes]:
-    """Returns the entry of a column in the features of each row, in protobuf's encoding."""
+    """Encodes a column: for each row, its entry in `tf.train.Features`, as protobuf bytes."""
     key = _encode_message(1, name.encode())
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
         return [_encode_texts(key, (value,)) for value in values]

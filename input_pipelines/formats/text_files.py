@@ -9,8 +9,7 @@ The suffix (in upper or lower case, before .gz) names the format:
 A file with another suffix is text, unless it holds JSON: one value, or an object on each of its
 first two lines. The content shows whether a file is compressed (gzip). All files are UTF-8, with or
 without a byte order mark. Lines end as on Linux or Windows, and not at other characters such as
-U+2028. Blank lines are skipped. Anything that is not understood is an error with the name of the
-file.
+U+2028. Blank lines are skipped. Anything else is an error that names the file.
 """
 
 import contextlib
@@ -54,7 +53,7 @@ _BEGINNINGS = {
     b"\xfe\xff": _UTF16,
     b"PK\x03\x04": _ARCHIVE,
 }
-_OTHER_DELIMITERS = (";", "\t", "|", ",")  # delimiters of tables whose suffix promises another one
+_OTHER_DELIMITERS = (";", "\t", "|", ",")  # delimiters of tables with the wrong suffix
 _RENAME = (
     "Rename the field that holds the text, or name it: --field=content for `tftpu data convert`, "
     "--config.data.field=content for a config with Tokens."
@@ -67,7 +66,7 @@ class Row(NamedTuple):
     """A record of a table.
 
     Attributes:
-        place: the line and the file, for errors.
+        place: the line and the file, for error messages.
         values: the values by column.
     """
 
@@ -80,7 +79,7 @@ def check_not_folders(patterns: str, prefix: str) -> None:
 
     Args:
         patterns: patterns with commas between them.
-        prefix: what stands before them where the user typed them, such as "data.train_text=".
+        prefix: the text before the patterns in the user's command, such as "data.train_text=".
     """
     for pattern in patterns.split(","):
         if os.path.isdir(pattern):
@@ -142,13 +141,13 @@ def list_columns(path: str) -> list[str]:
 def read_documents(
     path: str, field: str, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the texts in a file, each with its place. A text file is a single text.
+    """Yields (place, text) for each text in a file. A text file is a single text.
 
     Args:
         path: the path of the file, local or in a bucket.
         field: the field that holds the text, in a table.
-        begin, end: for JSON lines that are read in parts, the range of bytes in which the records
-            begin; None: to the end of the file.
+        begin, end: for JSON lines, the range of bytes in which the records to read begin; None: to
+            the end of the file.
 
     Raises:
         UserError: a text cannot be read, or a record has none; the message names the file and the
@@ -161,13 +160,13 @@ def read_documents(
 def read_texts(
     path: str, data: bytes, field: str, advice: str = _RENAME, other_field: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a text file, or the texts of a table, each with its place.
+    """Yields (place, text) for each line of a text file, or for each text of a table.
 
     Args:
         path: the path of the file, whose suffix names the format.
         data: its content.
         field: the field that holds the text, in a table.
-        advice: what to do if a record has no such field.
+        advice: the end of the error message for a record without the field.
         other_field: the field that holds the text in records without `field`; "": none.
 
     Raises:
@@ -250,7 +249,7 @@ def _read_documents(
 ) -> Iterator[tuple[str, str]]:
     found = _detect_format(path, file)
     if found == _TEXT:
-        # Normalises line ends, as Python's text mode does: an author did not write them.
+        # Normalises line ends, as Python's text mode does.
         yield path, _decode_text(file.read(), path).replace("\r\n", "\n").replace("\r", "\n")
         return
     empty = True
@@ -287,7 +286,7 @@ def _read_rows(
 def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
     start = _peek(file).removeprefix(_MARK).lstrip()
-    # A byte that is not UTF-8 becomes half of a surrogate pair, so that `_checked` can name its
+    # A byte that is not UTF-8 becomes half of a surrogate pair, so that `_check_lines` can name its
     # line. The encoding utf-8-sig would read a truncated byte order mark as an empty file.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     reader = csv.reader(
@@ -314,7 +313,7 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
                 )
             twice = {name for name in header if name and header.count(name) > 1}
             if twice:
-                raise UserError(f"{path} has several columns {min(twice)!r}.")
+                raise UserError(f"{path} has several columns named {min(twice)!r}.")
     except csv.Error as error:
         # R and LibreOffice quote the first column's name; the character behind it is the delimiter.
         first = None if header else _QUOTED_COLUMN.match(start)
@@ -327,7 +326,7 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
 
 
 def _describe_delimiters(path: str, found: str, needed: str) -> str:
-    """Returns a text about the separator that a table has and the one that it needs."""
+    """Returns the error message, without its end, for a table with the wrong separator."""
     return (
         f"The first line of {path} is separated by {found!r}, not by {needed!r}: save the table "
         f"with {needed!r}"
@@ -366,7 +365,7 @@ def _read_json_rows(path: str, file: Any) -> Iterator[Row]:
 
 
 def _read_json_lines(path: str, file: Any, begin: int, end: int | None) -> Iterator[Row]:
-    """Yields the rows of JSON lines; a line belongs to the part in which it begins."""
+    """Yields the rows of the lines that begin in a range of bytes of a file."""
     if begin:
         file.seek(begin - 1)
         file.readline()
@@ -393,7 +392,7 @@ def _parse_json(text: str, place: str) -> Any:
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"{place} holds half of a character: {error}") from error
+            raise UserError(f"{place} contains an unpaired surrogate: {error}") from error
     return found
 
 
@@ -407,7 +406,7 @@ def _decode_text(data: bytes, place: str) -> str:
     try:
         text = data.removeprefix(_MARK).decode()
     except UnicodeDecodeError as error:
-        # Counts lines in the data without their mark, because these were decoded.
+        # `error.object` is the decoded data, without the byte order mark.
         line = error.object.count(b"\n", 0, error.start) + 1
         where = f"line {line} of {place}" if b"\n" in data.rstrip() else place
         byte = error.object[error.start]

@@ -29,8 +29,8 @@ OVERHEAD = 16  # bytes that a record takes in addition to its data
 _HEADER = 12  # bytes of a record's length and its checksum
 _PIECE = 1 << 20  # bytes read or written at a time
 _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
-# A record is corrupt if it has more bytes than _SMALL, and than _RECORD_DEFLATE times the bytes of
-# its whole GZIP file.
+# A record of a GZIP file is corrupt if it is larger than _SMALL, and larger than the whole file by
+# more than a factor of _RECORD_DEFLATE.
 _RECORD_DEFLATE = 100
 _SMALL = 64 * 2**20
 _LONG = 10.0  # seconds of counting after which a message is logged
@@ -39,18 +39,18 @@ _log = logging.getLogger(__name__)
 
 
 def frame_record(record: bytes) -> bytes:
-    """Returns a record in the form of the file, with its length and both checksums."""
+    """Returns a record as files store it, with its length and both checksums."""
     return b"".join(
         (_encode_header(len(record)), record, struct.pack("<I", _compute_masked_crc(record)))
     )
 
 
 def frame_records(begin: Callable[[int], bytes], rests: Iterable[bytes]) -> bytes:
-    """Returns many records in the form of the file, each in two parts; see `frame_record`.
+    """Returns many records as files store them, from the two parts of each; see `frame_record`.
 
     Args:
-        begin: a function that returns the first bytes of a record, given the size of its rest.
-        rests: the remaining bytes of each record.
+        begin: a function that returns the first part of a record, given the size of the second.
+        rests: the second part of each record.
     """
 
     @functools.lru_cache(maxsize=4096)
@@ -107,7 +107,7 @@ def write(path: str, records: Iterable[bytes], compression: str = "") -> Shard:
 
 
 class _RecordPieces:
-    """Yields the content of a file of records in pieces, and counts and sums them meanwhile."""
+    """The content of a TFRecord file, in pieces; iterating updates size, checksum and index."""
 
     def __init__(self, records: Iterable[bytes], compression: str):
         self._records, self._compression = records, compression
@@ -136,7 +136,7 @@ class _RecordPieces:
 
 
 def _take_written(pending: io.BytesIO) -> bytes:
-    """Returns what was written so far, and forgets it."""
+    """Returns the bytes written so far, and empties the buffer."""
     piece = pending.getvalue()
     pending.seek(0)
     pending.truncate()
@@ -150,7 +150,7 @@ def compute_checksum(path: str) -> str:
 
 
 def scan_shard(path: str, compression: str = "") -> Shard:
-    """Returns the shard that a file holds, after reading every record and checking its checksums.
+    """Reads every record of a file, checks the checksums, and returns the file as a shard.
 
     Raises:
         UserError: the file is missing, or a record is corrupt; the message names the file and the
@@ -166,7 +166,7 @@ def scan_shard(path: str, compression: str = "") -> Shard:
         if seconds >= due:
             due *= 2
             _log.warning(
-                "Counting the records of %s: %s so far, %s, in %.0f s; it has %s%s.",
+                "Counting the records of %s: %s so far (%s) in %.0f s; the file has %s%s.",
                 *(path, f"{examples:,}", format_size(position), seconds),
                 *(format_size(size), ", compressed" if compression else ""),
             )
@@ -210,7 +210,7 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
 
 
 def find_compression(path: str) -> str:
-    """Returns "GZIP" for a file that is compressed, else "".
+    """Returns "GZIP" for a compressed file, otherwise "".
 
     Raises:
         UserError: the file is missing.
@@ -309,11 +309,11 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
         raise ValueError("the checksum of its length does not match")
     length = int.from_bytes(header[:8], "little")
     if length > left - OVERHEAD:
-        raise ValueError(f"the file ends inside it, whose length says {length:,} bytes")
+        raise ValueError(f"the file ends inside it, although its length is {length:,} bytes")
     if length > largest:
         raise ValueError(
-            f"its {length:,} bytes are more than {_RECORD_DEFLATE} times those of the whole "
-            "compressed file, which real data never are"
+            f"its length of {length:,} bytes is more than {_RECORD_DEFLATE} times the size of the "
+            "whole compressed file"
         )
     data = _read_exactly(file, length + 4)
     if struct.unpack("<I", data[-4:])[0] != _compute_masked_crc(data[:-4]):

@@ -28,7 +28,7 @@ PATIENCE = 60.0  # seconds to wait for other readers to release files
 
 
 def from_data(data: Streamed) -> "Cache | None":
-    """Returns the cache that a data set asks for with `cache_dir`, or None.
+    """Returns the cache in a data set's `cache_dir`, or None if that is not set.
 
     Raises:
         UserError: the data set's shards are not in a bucket.
@@ -37,7 +37,7 @@ def from_data(data: Streamed) -> "Cache | None":
         return None
     if not files.is_remote(data.data_dir or ""):
         raise UserError(
-            "data.cache_dir keeps copies of shards in a bucket, but data.data_dir is "
+            "data.cache_dir keeps local copies of a bucket's shards, but data.data_dir is "
             f"{data.data_dir!r}: leave data.cache_dir out."
         )
     return Cache(data.cache_dir, int(data.cache_gb * 2**30))
@@ -55,20 +55,20 @@ class Cache:
         self.folder = Path(folder)
         self.limit = limit
         self._checked: set[str] = set()  # keys of files whose checksum this process has verified
-        self._held: dict[int, contextlib.ExitStack] = {}  # the file that `hold` gave to each reader
+        self._held: dict[int, contextlib.ExitStack] = {}  # the file in use by each reader
         self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def local_copy(self, uri: str, expected: Stored) -> Iterator[Path]:
-        """Yields a local copy of a bucket file, which stays while the block runs.
+        """Yields a local copy of a bucket file, which is not removed within the block.
 
-        Another process that needs the same file meanwhile waits for this download.
+        Another process that needs the same file waits for this download.
 
         Args:
             uri: `gs://BUCKET/NAME`.
-            expected: the size and the checksum in the manifest. A file that changed is fetched
-                again.
+            expected: the size and the checksum in the manifest. A copy that does not match is
+                downloaded again.
 
         Raises:
             UserError: the limit is too small for the files in use at once, or the file cannot be
@@ -90,7 +90,7 @@ class Cache:
             yield path
 
     def hold(self, uri: str, expected: Stored, reader: int) -> Path:
-        """Returns a local copy of a file, held until the same reader asks for another.
+        """Returns a local copy of a file, kept until the same reader requests another file.
 
         Args:
             uri, expected: as for `local_copy`.
@@ -100,7 +100,7 @@ class Cache:
         with self._holding:
             before = self._held.pop(reader, None)
         if before:
-            # Closed before the wait for the next one, so that readers never deadlock.
+            # Released before waiting for the next file, so that readers never deadlock.
             before.close()
         held = contextlib.ExitStack()
         path = held.enter_context(self.local_copy(uri, expected))

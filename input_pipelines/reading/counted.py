@@ -1,4 +1,4 @@
-"""TFRecord files without a manifest, which are counted once and described by their features."""
+"""Makes manifests for TFRecord files without one: counts records and infers features."""
 
 import dataclasses
 import hashlib
@@ -24,14 +24,14 @@ _LONG = 5.0  # seconds of counting before progress is logged
 def read_manifest(
     folder: str, split: str, features: Mapping[str, Feature] | None = None, compression: str = ""
 ) -> Manifest:
-    """Returns the manifest of a folder; without one, makes it by reading the files once.
+    """Reads the manifest of a folder; if there is none, makes one by reading the files once.
 
     Args:
         folder: the folder of the files.
-        split: the beginning of its files' names, or the folder in which they are.
-        features: the features of a record, for a folder without a manifest; None: those of the
-            first record.
-        compression: "" or "GZIP", for a folder without a manifest; "": the files show it.
+        split: the split: the beginning of its files' names, or the subfolder in which they are.
+        features: the features of a record, for a folder without a manifest; None: inferred from
+            the first record.
+        compression: "GZIP", for a folder without a manifest; "": detected from the files.
 
     Raises:
         UserError: there is neither a manifest nor a file of the split, or one is damaged.
@@ -56,7 +56,7 @@ def read_manifest(
 
 
 def find_features(folder: str, split: str, compression: str = "") -> dict[str, Feature]:
-    """Returns the features of the first record of a split without a manifest; {} if it has none.
+    """Infers the features of a split without a manifest from its first record; {} without records.
 
     Raises:
         UserError: a file is damaged, or its records are not `tf.train.Example`.
@@ -73,7 +73,7 @@ def find_features(folder: str, split: str, compression: str = "") -> dict[str, F
 
 
 def _explain_missing_files(folder: str, split: str) -> str:
-    """Returns a text about a folder without files of a split, with advice."""
+    """Returns the error message for a folder without files of a split."""
     where = files.join(folder, split) if split else folder
     _, inner = _list_visible(where)
     if not inner:

@@ -14,7 +14,7 @@ from tftpu.storage.buckets import BucketError
 
 
 class Damage(NamedTuple):
-    """The damage of a file.
+    """The records of a file that cannot be used.
 
     Attributes:
         record: the number of the first record that cannot be read; the count of records if all can
@@ -28,14 +28,14 @@ class Damage(NamedTuple):
     empty: frozenset[int]
 
     def describe_record(self, record: int) -> str:
-        """Returns a text about what is wrong with a record; "" if nothing is."""
+        """Returns what is wrong with a record, as the end of a sentence; "" if it is readable."""
         if record in self.empty:
-            return "is empty: whatever wrote the file stored nothing there"
+            return "is empty: the program that wrote the file stored no data in it"
         return f"cannot be read: {self.reason}" if record >= self.record else ""
 
 
 def scan_file(path: str, compression: str) -> Damage:
-    """Reads a file, up to the first record that cannot be read."""
+    """Reads a file up to the first record that cannot be read, and returns its damage."""
     number, empty = 0, []
     try:
         for _, record in tfrecord.read_records(path, compression):
@@ -81,8 +81,8 @@ def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
 def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
     """Returns `count` elements (record, meaningless number), with "" for missing records.
 
-    A failed attempt also uses up a number, and there is only one number more than records. Plain
-    `ignore_errors` would retry a file that cannot be opened forever.
+    The zipped range limits the attempts to `count` + 1. With `ignore_errors` alone, a file that
+    cannot be opened would be retried forever.
     """
     attempts = tf.data.Dataset.zip(records, tf.data.Dataset.range(count + 1))
     lost: Any = tf.data.Dataset.from_tensors(("", tf.constant(-1, tf.int64))).repeat()
@@ -90,7 +90,7 @@ def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
 
 
 def probe_file(path: Tensor) -> tf.data.Dataset:
-    """Returns one element, or raises the error of opening the file, which names the file."""
+    """Returns a dataset of one element; reading it raises an error if the file cannot be opened."""
     first = tf.data.FixedLengthRecordDataset(path, record_bytes=1, buffer_size=1)
     end: Any = tf.data.Dataset.from_tensors("")
     return first.concatenate(end).take(1)

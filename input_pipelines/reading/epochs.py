@@ -16,7 +16,7 @@ from tftpu.input_pipelines.tensors import Batch, Tensor
 
 
 def compute_host_batch_size(global_batch_size: int, hosts: int) -> int:
-    """Returns the number of examples of a global batch that each host holds.
+    """Returns the number of examples of a global batch that each host reads.
 
     Raises:
         UserError: the number of hosts does not divide the global batch size.
@@ -40,8 +40,8 @@ class ArrayPipeline:
         prepare: a function that maps a batch of examples and seeds (batch, 2), int32, to a batch
             for the model. The seeds are random numbers that depend only on the run's seed, the
             epoch and the example.
-        from_files: whether files or a table gave the examples, so that others are changed data.
-            Arrays of a program may differ in rounding whenever it computes them.
+        from_files: whether the examples come from files or a table, so that their hash detects
+            changed data. Arrays that a program computes may differ in rounding in each run.
     """
 
     examples: Batch
@@ -56,7 +56,7 @@ class ArrayPipeline:
         return len(tf.nest.flatten(self.examples)[0])
 
     def describe_files(self) -> dict[str, str]:
-        """Returns a hash of the examples, if files or a table gave them."""
+        """Returns a hash of the examples as {"content": hash}; {} unless `from_files`."""
         if not self.from_files:
             return {}
         found = hashlib.blake2b(digest_size=16)
@@ -73,12 +73,12 @@ class ArrayPipeline:
         return {"content": found.hexdigest()}
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
-        """Returns the global batches from a step on, or one host's part of each.
+        """Returns endless global batches from a step on, or one host's shard of each.
 
         Args:
-            step: the first batch.
-            host, hosts: index of this host, and number of hosts. Hosts get equal, consecutive
-                parts, which together are the whole batch, in order.
+            step: the number of the first batch.
+            host, hosts: index of this host, and number of hosts. The hosts' shards of a batch are
+                equal in size and consecutive, in the order of the hosts.
 
         Raises:
             UserError: the number of hosts does not divide the global batch size.

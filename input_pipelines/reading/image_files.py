@@ -96,7 +96,7 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
 
 
 def sort_images(folder: str) -> tuple[dict[str, int], LeftOut]:
-    """Returns what `sort_files` does. Raises `UserError` if there are no images."""
+    """Calls `sort_files`; raises `UserError` if the folder has no images."""
     found, left_out = sort_files(folder)
     if not found:
         raise UserError(f"There are no images ({', '.join(pillow.SUFFIXES)}) in {folder}.")
@@ -115,7 +115,7 @@ def check_folder(folder: str, advice: str = "") -> None:
 
 
 def _explain_missing_folder(path: str) -> str:
-    """Returns a text about a path that is not a folder, with advice."""
+    """Returns the error message for a path that is not a folder."""
     if os.path.isfile(path):
         folder = os.path.dirname(path) or "."
         return f"{path} is a file, and a folder of images is needed: name its folder, {folder}."
@@ -200,8 +200,8 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
     }
     for top, classes in splits.items():
         deeper = {rest.split("/")[1] for rest in inside[top] if rest.count("/") > 1}
-        # If a split has several classes, one of which is this name, then it is a class here as
-        # well, and this split only lacks the other classes.
+        # If another split has this folder among several classes, it is a class here as well, and
+        # this split just lacks the other classes.
         is_class = any(len(others) > 1 and classes[0] in others for others in splits.values())
         if len(classes) == 1 and len(deeper) > 1 and not is_class:
             raise UserError(
@@ -214,14 +214,14 @@ def _find_splits(folder: str, found: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _show_classes(names: Collection[str]) -> str:
-    """Returns a text that says how to list names as `classes`, also in a shell."""
+    """Returns the `classes` option that lists names, quoted for a shell."""
     if len(names) > _SHOWN:  # a shortened list of classes could not be used
         return f"`classes`: the names of all {len(names):,} folders, with commas between them"
     return f"`classes`, as classes={shlex.quote(','.join(sorted(names)))}"
 
 
 def select_share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFiles:
-    """Returns a share of the images of each class, or the rest.
+    """Returns the held-out fraction of the images of each class, or the other images.
 
     Which images are held out depends only on their names, not on other classes.
 
@@ -300,7 +300,7 @@ def _check_depth(
 
     Args:
         folder, names, found: as for `_check_classes`.
-        classes: the names of all classes, so that other folders are not classes; empty: unknown.
+        classes: the names of all classes; empty: unknown.
     """
     inner = sorted({name.split("/")[1] for name in found if name.count("/") > 1})
     if classes and {*classes}.isdisjoint(inner):

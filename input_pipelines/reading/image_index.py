@@ -21,8 +21,8 @@ _MOST_CLASSES = 1 << 24  # more class ids are a mistake, and would need a model 
 def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) -> ImageFiles:
     """Lists the images that a table names, in its columns image and label.
 
-    An image is a path relative to the folder of the table. Labels are class ids if all of them are
-    whole numbers, else names.
+    An image is a path relative to the folder of the table. With `classes`, labels are names;
+    otherwise they are class ids if `num_classes` is set or all of them are whole numbers.
 
     Args:
         path: the path of the table; see `text_files`.
@@ -35,7 +35,7 @@ def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) 
             the message names the record.
     """
     folder = os.path.dirname(path) or "."
-    # Read first: if it is missing, the folder is not listed.
+    # Reads the table first: if it is missing, its folder is not listed.
     rows = list(text_files.read_rows(path, skip_spaces=True))
     tree = listing.scan_folder(folder)
     images = [_read_image(row, folder, tree.sizes) for row in rows]

@@ -16,7 +16,7 @@ class IndexedRecords:
     A record is its number: the pipeline's `parse` fetches the example.
 
     Args:
-        paths: files of the examples, (examples,), string.
+        paths: the path of each example's file, (examples,), string.
         state: a JSON value that changes with the files.
     """
 
@@ -28,7 +28,7 @@ class IndexedRecords:
         self.state = state
 
     def describe_records(self, numbers: Tensor) -> Tensor:
-        """Returns the names of examples for errors: their files."""
+        """Returns the names of examples for error messages: the paths of their files."""
         return tf.gather(self._paths, numbers)
 
     def explain_loss(self, number: int) -> str:
@@ -38,11 +38,11 @@ class IndexedRecords:
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
-        """Returns one host's part of each global batch from a step on.
+        """Returns one host's examples of each global batch, from a step on.
 
         Returns:
-            An endless dataset of (records (share,), numbers (share,), seeds (share, 2)); records
-            and numbers are equal.
+            An endless dataset of (records (n,), numbers (n,), seeds (n, 2)), with n =
+            `global_batch_size` // `hosts`; records and numbers are equal.
         """
         share = global_batch_size // hosts
         places = tf.constant(np.arange(share) + host * share, tf.int64)
@@ -54,11 +54,11 @@ class IndexedRecords:
         return tf.data.Dataset.range(step, tf.int64.max).map(batch)
 
     def iterate_once(self) -> tf.data.Dataset:
-        """Returns every record once, with its number."""
+        """Returns a dataset of (number, number) for each record, in order."""
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns the numbers from `first` to below `last` as records and as numbers."""
+        """Returns batches of the numbers `first` to `last` - 1, as records and as numbers."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
             numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)

@@ -24,14 +24,14 @@ _OTHERS = (_UNUSABLE, _UNREADABLE, _CIRCLE)
 
 
 class Tree(NamedTuple):
-    """The content of a folder and those below it, by relative path, sorted; in a bucket, files.
+    """The content of a folder and its subfolders, as sorted paths; for a bucket, only files.
 
     Attributes:
         sizes: the sizes of the regular files.
         unusable: broken links, pipes and devices.
-        unreadable: entries about which the system tells nothing.
+        unreadable: entries whose kind and size cannot be read.
         circles: links to themselves, or to a folder above them.
-        empty: the outermost folders that contain none of these.
+        empty: the outermost folders without any of these entries.
         links: the links to regular files, and the links to folders that were followed.
     """
 
@@ -132,7 +132,7 @@ def _warn(error: OSError) -> None:
 
 
 def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> None:
-    """Warns once about links that lead out of a folder, on the way to some of its files.
+    """Warns once about links in the paths of files that lead out of their folder.
 
     Args:
         folder: a local folder; a bucket has no links.
@@ -145,15 +145,15 @@ def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> 
     if found:
         said = ", ".join(found[:_SHOWN]) + (" and others" if len(found) > _SHOWN else "")
         if len({*names}.intersection(links)) > _CHECKED:
-            said += f" (of the links to images, the first {_CHECKED:,} are followed for this)"
+            said += f" (only the first {_CHECKED:,} links to images were checked)"
         _warn_of_links(folder, said)
 
 
 def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str]) -> Iterator[str]:
-    """Yields the links on the way to files, each with its target, that lead out of a folder.
+    """Yields a text about each link in the paths of files that leads out of their folder.
 
-    Only the first `_CHECKED` links to files are checked: if millions of files are links, they lead
-    to the same place.
+    Only the first `_CHECKED` links to files are checked: if millions of files are links, they
+    usually lead to the same folder.
     """
     inside = os.path.realpath(folder)
     images, above = set(names), set()

@@ -29,14 +29,14 @@ _ROUNDS = 8
 
 @skip_autograph
 def permute_places(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
-    """Returns the images of places under a permutation, without computing all of it.
+    """Returns the values (n,), int64, of a permutation at places, without computing all of it.
 
     Args:
         places: (n,), int64, each below `count`.
         count: (), int64, at least 1.
         key: (3,) or (n, 3), int32; selects the permutation.
     """
-    # It is a Feistel network. The wrapper in tf.random takes no seed for each index.
+    # The op is a Feistel network. Its wrapper in tf.random takes only one seed for all places.
     return tf.raw_ops.RandomIndexShuffle(
         index=places, seed=key, max_index=tf.cast(count, tf.int64) - 1, rounds=_ROUNDS
     )
@@ -44,7 +44,7 @@ def permute_places(places: Tensor, count: Tensor | int, key: Tensor) -> Tensor:
 
 @skip_autograph
 def derive_seeds(*words: Tensor) -> Tensor:
-    """Returns random numbers (n, 2), int32, that depend only on the words, each (n,), int64."""
+    """Hashes integers, each (n,), int64, to random numbers (n, 2), int32."""
     stacked = tf.stack(words, axis=1)
     hashed = tf.fingerprint(tf.reshape(tf.bitcast(stacked, tf.uint8), (tf.shape(stacked)[0], -1)))
     return tf.bitcast(tf.reshape(hashed, (-1, 2, 4)), tf.int32)
@@ -52,13 +52,13 @@ def derive_seeds(*words: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Tracks:
-    """A partition of an epoch's row, so that each place of a batch is read from one track.
+    """A division of an epoch's row into tracks, each of which fills the same places of each batch.
 
-    Tensors are int64, scalars or vectors.
+    The methods' tensors are int64, scalars or vectors.
 
     Args:
-        count: examples of an epoch.
-        global_batch_size: examples of a step.
+        count: the number of examples in an epoch.
+        global_batch_size: the number of examples per step.
         number: the number of tracks, a divisor of the global batch size.
     """
 
@@ -72,7 +72,7 @@ class Tracks:
         return self.global_batch_size // self.number
 
     def count_before(self, track: Tensor, position: Tensor) -> Tensor:
-        """Returns the number of positions below `position` that a track fills."""
+        """Returns how many of the stream's positions below `position` a track fills."""
         whole, rest = position // self.global_batch_size, position % self.global_batch_size
         return whole * self.width + tf.clip_by_value(rest - track * self.width, 0, self.width)
 
@@ -87,13 +87,13 @@ class Tracks:
         return tf.concat([[0], tf.cumsum(end - self.count_before(track, epoch * self.count))], 0)
 
     def locate_step(self, track: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a track's epoch when a step begins, and the examples it has passed in it."""
+        """Returns a track's epoch at a step, and how many of its examples precede the step."""
         epoch = (step * self.global_batch_size + track * self.width) // self.count
         return epoch, step * self.width - self.count_before(track, epoch * self.count)
 
 
 def choose_track_count(global_batch_size: int, shards: int, at_most: int) -> int:
-    """Returns the largest divisor of the batch size that exceeds neither limit."""
+    """Returns the largest divisor of the batch size that is at most `shards` and `at_most`."""
     return max(
         n
         for n in range(1, min(global_batch_size, shards, at_most) + 1)

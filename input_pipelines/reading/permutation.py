@@ -28,11 +28,11 @@ class Permutation:
             self._keys = _mix_bits(_mix_bits(np.uint64(seed % 2**64) + rounds) + rounds)
 
     def forward(self, places: np.ndarray) -> np.ndarray:
-        """Returns the number at each of the places, int64."""
+        """Returns the values of the permutation at places, int64."""
         return self._walk(places, self._keys, swap=False)
 
     def invert(self, values: np.ndarray) -> np.ndarray:
-        """Returns the place of each of the numbers, int64, so that `invert(forward(p)) == p`."""
+        """Returns the places of values, int64: `invert(forward(p)) == p`."""
         return self._walk(values, self._keys[::-1], swap=True)
 
     def _walk(self, numbers: np.ndarray, keys: np.ndarray, swap: bool) -> np.ndarray:

@@ -16,11 +16,11 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.tensors import Tensor
 
-_TOGETHER = 1 << 20  # bytes of records that one call returns: a call costs as much as 50 KB
+_TOGETHER = 1 << 20  # bytes of records that one call returns; a call costs as much time as 50 KB
 
 
 def read_records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:
-    """Returns the records of a file from a position on, which this process must read.
+    """Returns the records of a bucket's file from a position on, read by this process.
 
     The records end before the first one that cannot be read, for any reason.
 
@@ -61,5 +61,5 @@ def _read_next(reader: Iterator[tuple[int, bytes]]) -> bytes | None:
     try:
         found = next(reader, None)
     except failures:
-        return None  # `Shards.lost` reads the file again and says why it failed
+        return None  # `Shards.explain_loss` reads the file again to find the reason
     return found and found[1]

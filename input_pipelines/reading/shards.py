@@ -21,7 +21,7 @@ from tftpu.storage import files
 from tftpu.storage.buckets import Stored
 
 AT_MOST = 64  # tracks: up to this many hosts never read the same records
-SHUFFLE = 16_384  # examples in the windows of all tracks together
+SHUFFLE = 16_384  # examples in the shuffle windows of all tracks together
 # Shards that one pass reads at a time. tf.data opens at most three times as many before it
 # finishes the first, so shards that are open at once have different numbers modulo AT_MOST.
 AT_ONCE = 16
@@ -50,20 +50,20 @@ class Piece:
 
 
 class Shards:
-    """The records of TFRecord shards, in an order that depends only on seed, epoch and place.
+    """The records of TFRecord shards, in an order that depends only on seed, epoch and position.
 
     `order` explains how. A record that cannot be read (missing file, bad checksum, truncated) is
     replaced by an empty string.
 
     Args:
         pieces: the pieces of the files, in order.
-        compression: "" or "GZIP". A compressed file is read from its beginning to reach a place.
+        compression: "" or "GZIP". A compressed file is always read from its beginning.
         shuffle: the number of examples in the windows of all tracks together; 1 keeps each file's
             order.
         tracks: the largest number of files that are read at a time.
         local: a function that maps a file's path (bytes) and the number of its reader (below
-            `AT_MOST`) to the path to read until this reader asks for another file; None: the path
-            itself.
+            `AT_MOST`) to a local path, which is valid until the same reader requests another file;
+            None: files are read where they are.
 
     Raises:
         UserError: there are no examples.
@@ -101,28 +101,28 @@ class Shards:
 
     @property
     def state(self) -> list[tuple[str, int, int, int | None]]:
-        """The names of the files, of their folders, and what of them is read."""
+        """For each piece: FOLDER/FILE, number of records, first record, and size of the file."""
         return [
             ("/".join(piece.path.split("/")[-2:]), piece.examples, piece.first, piece.bytes)
             for piece in self.pieces
         ]
 
     def describe_records(self, numbers: Tensor) -> Tensor:
-        """Returns the names of records for errors: their number in their file, and the file."""
+        """Returns the names of records for error messages: "record NUMBER of FILE"."""
         shard = tf.searchsorted(self._tables.firsts, numbers, side="right") - 1
         place = numbers - tf.gather(self._tables.firsts - self._tables.skips, shard)
         path = tf.gather(self._tables.paths, shard)
         return tf.strings.join(["record ", tf.strings.as_string(place), " of ", path])
 
     def locate_records(self, numbers: range) -> tuple[list[str], list[int]]:
-        """Returns the file of each record, and its number in its file."""
+        """Returns the path of each record's file, and the record's number in that file."""
         firsts = self._tables.firsts.numpy()
         shards = np.searchsorted(firsts, np.arange(numbers.start, numbers.stop), side="right") - 1
         found = [(self.pieces[shard], n - int(firsts[shard])) for shard, n in zip(shards, numbers)]
         return [piece.path for piece, _ in found], [piece.first + n for piece, n in found]
 
     def explain_loss(self, number: int) -> str:
-        """Returns why a record could not be read; "" if it can be.
+        """Returns why a record could not be read, or "" if it can be read now.
 
         Records after a corrupt one are lost as well, because TensorFlow reads no further.
 
@@ -137,7 +137,7 @@ class Shards:
         return self._lost[piece.path].describe_record(int(piece.first + number - firsts[shard]))
 
     def plan_tracks(self, global_batch_size: int) -> Tracks:
-        """Returns the partition of an epoch for batches of this size."""
+        """Returns the division of an epoch into tracks, for a global batch size."""
         number = order.choose_track_count(global_batch_size, len(self.pieces), self.at_most)
         return Tracks(self.count, global_batch_size, number)
 
@@ -146,9 +146,9 @@ class Shards:
         return max(1, self.shuffle // self.plan_tracks(global_batch_size).number)
 
     def estimate_memory(self, global_batch_size: int, hosts: int = 1) -> int:
-        """Returns about how many bytes of records a host holds.
+        """Estimates how many bytes of records a host keeps in memory.
 
-        Each of its tracks holds two windows and the bytes that were read ahead.
+        Each of its tracks keeps two shuffle windows and the bytes that were read ahead.
         """
         tracks = self.plan_tracks(global_batch_size)
         own = -(-tracks.number // hosts)
@@ -159,17 +159,17 @@ class Shards:
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int = 0, hosts: int = 1
     ) -> tf.data.Dataset:
-        """Returns one host's part of each global batch from a step on.
+        """Returns one host's examples of each global batch, from a step on.
 
         Returns:
-            An endless dataset of records (share,), string, their numbers in the data set (share,),
-            int64, and seeds (share, 2), int32.
+            An endless dataset of records (n,), string, their numbers in the data set (n,), int64,
+            and seeds (n, 2), int32, with n = `global_batch_size` // `hosts`.
         """
         tracks = self.plan_tracks(global_batch_size)
         share = global_batch_size // hosts
         first = host * share // tracks.width
         last = -(-(host + 1) * share // tracks.width)
-        skipped = host * share - first * tracks.width  # not 0 only if hosts share a track
+        skipped = host * share - first * tracks.width  # 0 unless hosts share a track
 
         def read_track(number: Tensor) -> tf.data.Dataset:
             return self._read_track(tracks, number, seed, step)
@@ -195,7 +195,7 @@ class Shards:
         return shards.interleave(read, width, 16, width, deterministic=True)
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns the records from number `first` to below `last`; see `pipeline.RecordSource`."""
+        """Returns batches of the records `first` to `last` - 1; see `pipeline.RecordSource`."""
         firsts = self._tables.firsts
         low = tf.searchsorted(firsts, first[None], side="right", out_type=tf.int64)[0] - 1
         high = tf.searchsorted(firsts, last[None], side="left", out_type=tf.int64)[0]
@@ -212,7 +212,7 @@ class Shards:
         )
 
     def _read_between(self, shard: Tensor, first: Any, last: Any) -> tf.data.Dataset:
-        """Returns the records of a shard whose number is in a range, with their numbers."""
+        """Returns a shard's records with numbers in [`first`, `last`), and their numbers."""
         begin = self._tables.firsts[shard]
         first = tf.maximum(first, begin)
         last = tf.minimum(last, begin + self._tables.counts[shard])
@@ -221,7 +221,7 @@ class Shards:
         return numbered.map(lambda read, number: (read[0], number))
 
     def _read_track(self, tracks: Tracks, track: Tensor, seed: int, step: int) -> tf.data.Dataset:
-        """Returns the endless examples of a track from a step on."""
+        """Returns an endless dataset of a track's examples, from a step on."""
         window = self.compute_window(tracks.global_batch_size)
         start, behind = tracks.locate_step(track, tf.convert_to_tensor(step, tf.int64))
 
@@ -235,7 +235,7 @@ class Shards:
     def _read_epoch(
         self, tracks: Tracks, track: Tensor, epoch: Tensor, skipped: Tensor, window: int, seed: int
     ) -> tf.data.Dataset:
-        """Returns a track's examples of an epoch, except the first `skipped`."""
+        """Returns a track's examples in one epoch, shuffled, without the first `skipped`."""
         run = tf.constant(seed, tf.int64)
         shards = tf.range(len(self.pieces), dtype=tf.int64)
         # The -1 keeps the order of the shards independent of the order in any window.
@@ -322,13 +322,13 @@ class Shards:
 
 
 class _ShardTensors(NamedTuple):
-    """Facts about the shards, each (shards,) except index (shards + 1,) and offsets."""
+    """Properties of the shards: (shards,), except index (shards + 1,) and offsets (entries,)."""
 
     paths: Tensor
     counts: Tensor
     firsts: Tensor  # each shard's first record, by its number in the data set
     skips: Tensor  # records of the shard's file that are before the shard
-    index: Tensor  # where a shard's entries begin in `offsets`
+    index: Tensor  # the place in `offsets` of each shard's first entry
     offsets: Tensor
 
 
@@ -361,7 +361,7 @@ def from_manifest(
 
 
 def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
-    """Returns the function that reads a split's shards through a cache.
+    """Returns a function that maps a shard's path to its copy in a cache.
 
     Raises:
         UserError: the manifest has no checksums, or the cache is too small.
@@ -388,7 +388,7 @@ def _build_cached_reader(cache: Cache, data: Manifest, split: str) -> Local:
 
 
 def check_pieces(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces with the sizes of their files, after comparing them.
+    """Checks that the files exist and have the expected sizes; returns the pieces with sizes.
 
     Raises:
         UserError: a file is missing or does not have the expected size.

@@ -14,15 +14,15 @@ class Streamed(DataConfig):
     """The options common to all data sets that are read while training; see `pipeline`."""
 
     shuffle: int = 16_384  # examples shuffled in memory at a time; file lists are fully shuffled
-    # skip: a record that cannot be used gets weight 0
+    # raise: a record that cannot be used stops the run; skip: it gets weight 0
     on_bad_record: str = dataclasses.field(default="raise", metadata=OPERATIONAL)
-    # the run stops after skipping more than this
+    # the most records to skip; the next bad record stops the run
     max_bad_records: int = dataclasses.field(default=100, metadata=OPERATIONAL)
-    # HOST:PORT,...: machines that prepare the data; see `service`
+    # addresses HOST:PORT,... of machines that prepare the data; see `service`
     service: str = dataclasses.field(default="", metadata=OPERATIONAL)
-    # a local folder that keeps shards of a bucket after their first use
+    # a local folder that keeps copies of a bucket's shards after their first use
     cache_dir: str = dataclasses.field(default="", metadata=OPERATIONAL)
-    # size limit of that folder, in GiB
+    # size limit of `cache_dir`, in GiB
     cache_gb: float = dataclasses.field(default=100.0, metadata=OPERATIONAL)
 
     def validate(self) -> None:

@@ -177,4 +177,4 @@ def test_a_field_that_cannot_be_kept_is_answered_with_the_columns_to_join_by():
     assert records.places(range(1, 3)) == (["new.csv"] * 2, [1, 2])
     with pytest.raises(UserError, match=r"none to keep.*Texts have 'text'.*class of your own") as e:
         records.read_fields(range(0), ["review"])
-    assert str(e.value).endswith("the record, from 0: join other columns by these.")
+    assert str(e.value).endswith("the record, from 0: use these to join other columns.")

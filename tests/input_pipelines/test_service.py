@@ -133,7 +133,7 @@ def test_another_data_set_than_the_servers_is_refused(tmp_path, serve):
     write(tmp_path)
     address = serve(data(tmp_path, shuffle=9))
     served = input_pipelines.training(data(tmp_path, service=address))
-    with pytest.raises(UserError, match=r"data\.shuffle is 9 on this machine and 8 on the other"):
+    with pytest.raises(UserError, match=r"data\.shuffle is 9 for the service and 8 on the train"):
         served.starting_at(0)
 
 

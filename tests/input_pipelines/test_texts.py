@@ -91,7 +91,7 @@ def test_a_field_is_that_of_a_table_by_name_or_content(table, tmp_path):
     plain.write_text("one\ntwo\nthree")
     rows.write_text('{"story": "four"}\n{"story": "five"}\n{"story": "six"}')
     fields = {"field": "story", "global_batch_size": 2}
-    with pytest.raises(UserError, match=r"data.field='story' is the field of a table, .*a.txt is"):
+    with pytest.raises(UserError, match=r"data.field='story' names a field of a table, .*a.txt is"):
         input_pipelines.training(Texts(train_text=str(plain), **fields))
     (batch,) = read_epoch(Texts(train_text=f"{plain},{rows}", **fields))[:1]
     assert len(batch) == 2
@@ -138,7 +138,7 @@ def test_texts_that_are_held_out_and_trained_on_are_counted(tmp_path, capsys):
     path.write_text("\n".join(lines))
     data = Texts(train_text=str(path), global_batch_size=4)
     input_pipelines.evaluation(data)
-    assert "3 in all, is held out to evaluate on; 2 of them also stand" in capsys.readouterr().out
+    assert "3 in all, is held out to evaluate on; 2 of them are also" in capsys.readouterr().out
     path.write_text("\n".join(lines[:30]))
     input_pipelines.evaluation(data)
     assert capsys.readouterr().out.endswith("2 in all, is held out to evaluate on\n")

@@ -231,7 +231,7 @@ def test_an_image_in_a_bucket_that_is_away_for_a_while_is_read_again(service, ti
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data_dir": "/local"}, "keeps copies of shards in a bucket"),
+        ({"data_dir": "/local"}, "keeps local copies of a bucket's shards"),
         ({"cache_gb": 0}, "must be above 0"),
         ({"service": "localhost:1"}, "use only one of the two"),
     ],

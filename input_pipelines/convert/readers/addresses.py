@@ -4,7 +4,7 @@ tfds:NAME            a TFDS data set that is prepared
 images:FOLDER        a folder with a subfolder of images for each class
 index:FILE           a table (CSV, TSV, JSON) with the columns image and label; images beside it
 text:PATTERN,...     text files, one document each, or tables with a column of texts
-tfrecord:FOLDER      a data set of shards, to be split or shuffled again; or images of other writers
+tfrecord:FOLDER      a data set of shards, to shuffle or shard again; or other programs' images
 bigquery:TABLE       project.dataset.table; or bigquery:SELECT ...
 """
 
@@ -24,8 +24,8 @@ _KINDS: dict[str, Callable[[str, ReadOptions], Reader]] = {
     "tfrecord": tfrecord_shards.choose_reader,
     "bigquery": bigquery.BigQueryReader,
 }
-# Kinds of sources that an option is for. Other options are for all kinds, or are checked with the
-# splits.
+# The kinds of sources to which an option applies. Other options apply to all kinds, or are checked
+# in `splits`.
 _ONLY = {
     "data_dir": ("tfds",),
     "features": ("tfds", "tfrecord", "bigquery"),

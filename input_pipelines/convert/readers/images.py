@@ -42,7 +42,7 @@ class ImageReader(OrderedReader):
             features, parts, {"classes": found.class_names} if found.class_names else {}
         )
         self.notes += image_files.describe(found)
-        if not options.held_out:  # otherwise the reader of the other part reports them
+        if not options.held_out:  # reported once, by the reader of the other images
             self.notes += image_files.describe_left_out(found.left_out)
 
     def read_examples(self, part: Part) -> Iterator[Example | SkippedFile]:
@@ -55,8 +55,8 @@ class ImageReader(OrderedReader):
             except ValueError as error:
                 if not self._skip_bad:
                     raise UserError(
-                        f"{decode_path(path)} {error}. Repair or remove it; or --skip_bad "
-                        "leaves out the files that cannot be decoded."
+                        f"{decode_path(path)} {error}. Repair or remove it, or add --skip_bad to "
+                        "leave out files that cannot be decoded."
                     ) from error
                 yield SkippedFile(name, str(error))
             else:
@@ -67,7 +67,7 @@ def _encode_image(data: bytes) -> bytes:
     """Returns the image of a record: JPEGs and PNGs unchanged, other formats as PNG.
 
     Raises:
-        ValueError: the decoder of training cannot decode it; the message says why.
+        ValueError: the decoder that training uses cannot decode it; the message says why.
     """
     if not data.startswith((pillow.JPEG, pillow.PNG)):
         return pillow.to_png(data)

@@ -24,14 +24,14 @@ class ReadOptions:
         tokenizer, end_of_text, context: for text; see `packing`.
         field: the field or column of a table that holds the text.
         snapshot: for BigQuery: the point in time to read, such as 2026-11-20T12:00:00Z.
-        classes: for images: the names of all classes in the order of their ids; (): those that are
-            found.
+        classes: for images: the names of all classes in the order of their ids; (): the names that
+            are found.
         num_classes: the number of class ids in an index or in records; 0: one more than the highest
-            in it.
+            id of an index; records with class ids need it.
         image_feature, label_feature: for records of images without a manifest: the features' names.
-        first_class: the lowest class id in such records, which becomes 0.
+        first_class: the lowest class id in records of images, which becomes 0.
         validation_fraction: for images: the share of each class that is held out for validation.
-        held_out: for images: whether to read the part that is held out; otherwise the rest is read.
+        held_out: for images: whether to read the held-out images; otherwise the others are read.
         skip_bad: for images: whether to leave out files that cannot be decoded.
     """
 
@@ -95,7 +95,7 @@ class Reader(Protocol):
 
     @property
     def ordered(self) -> bool:
-        """True if the parts and their order are the same each time."""
+        """True if the parts and the order of their examples are the same each time."""
         ...
 
     def read_examples(self, part: Part) -> "Iterator[Example | SkippedFile]":

@@ -28,7 +28,7 @@ class TextReader(OrderedReader):
         patterns: the patterns of the files, separated by commas; a file that matches several of
             them is read once.
         options: `tokenizer`, `end_of_text`, `context` and `field` are used.
-        prefix: what stands before the patterns where the user typed them, for errors.
+        prefix: the text before the patterns in the user's command, for error messages.
 
     Raises:
         UserError: a pattern matches no text.
@@ -72,8 +72,8 @@ class TextReader(OrderedReader):
 
     @property
     def state(self) -> list[Part]:
-        # An older tftpu did not switch off truncation and padding, so its output counts as another
-        # data set.
+        # Older versions of tftpu applied truncation and padding, so their output is another data
+        # set.
         return [*self.parts, *packing.list_switched_off(self._options.tokenizer), self._checksums]
 
     @functools.cached_property
@@ -114,7 +114,7 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
 
     Args:
         pattern, prefix: as for `TextReader`.
-        is_there: whether it matches files; a folder in a bucket matches as well, and has a size.
+        is_there: whether it matches files, which are then all empty.
     """
     if set("*?[").intersection(pattern):
         return " The files are empty: name others." if is_there else ""

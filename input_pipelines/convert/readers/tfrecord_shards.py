@@ -42,7 +42,7 @@ def choose_reader(folder: str, options: ReadOptions) -> "ShardReader | ImageReco
 
 
 class ShardReader(OrderedReader):
-    """The shards of a split.
+    """Reads a split of a data set of shards with a manifest.
 
     Args:
         folder: the folder of the data set.
@@ -75,7 +75,7 @@ class ShardReader(OrderedReader):
 
 
 class ImageRecordReader(OrderedReader):
-    """TFRecord files of images without a manifest, as examples {"image", "label"}.
+    """Reads TFRecord files of images without a manifest, as examples {"image", "label"}.
 
     Args:
         folder: the folder of the files.
@@ -138,7 +138,7 @@ class ImageRecordReader(OrderedReader):
 
 
 def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], list[bytes]]]:
-    """Yields the names and the records of a file, some at a time."""
+    """Yields the names and the content of a file's records, in batches."""
     records = enumerate(tfrecord.read_records(path, compression))
     while batch := list(itertools.islice(records, _BATCH)):
         yield [f"record {n} of {path}" for n, _ in batch], [record for _, (_, record) in batch]

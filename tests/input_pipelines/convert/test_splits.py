@@ -130,7 +130,7 @@ def test_a_share_is_held_out_of_the_training_split_of_a_folder(folder, tmp_path,
     ("flags", "sentence"),
     [
         (["--source=images:{}", "--split=train"], "leave out --split"),
-        (["--source=images:{}/train", "--validation_fraction=1.5"], "use 0.1, for a tenth"),
+        (["--source=images:{}/train", "--validation_fraction=1.5"], "must be in [0, 1)"),
         (["--source=text:x/*.txt", "--validation_fraction=0.1"], "--split=validation=train[90%:]"),
         (["--source=tfds:digits", "--skip_bad"], "work only with the sources images and index"),
         (

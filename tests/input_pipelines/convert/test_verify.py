@@ -26,7 +26,7 @@ def spoil(path: Path, change) -> None:
         ("missing", r"train-00001-of-00003.tfrecord is missing"),
         ("cut", r"train-00001-of-00003.tfrecord: record \d+ is corrupt: the file ends"),
         ("bit", r"train-00001-of-00003.tfrecord: record \d+ is corrupt: the checksum"),
-        ("other", r"is not the file that the manifest was written for"),
+        ("other", r"has another CRC32C than the manifest states"),
         ("image", r"record 2 of .*train-00001-of-00003.tfrecord: .*(PNG|decode)"),
         ("class", r"record 2 of .*train-00001-of-00003.tfrecord: .*not in \[0, 3\)"),
         ("count", r"train-00001-of-00003.tfrecord has 19 records, but 20 in the manifest"),
@@ -72,7 +72,7 @@ def test_verify_names_the_file_that_a_broken_record_was_made_of(pictures, tmp_pa
     tfrecord.write(str(path), [example.SerializeToString() for example in examples])
     assert command_line.main(["data", "verify", output, "--workers=1"]) == 2
     said = capsys.readouterr().out
-    assert f"record 5 of {path} (made of {name.relative_to(pictures)}): " in said
+    assert f"record 5 of {path} (made from {name.relative_to(pictures)}): " in said
 
 
 def inside_png(pictures: Path) -> bytes:

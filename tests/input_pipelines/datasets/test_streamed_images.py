@@ -135,7 +135,7 @@ BAD = {
         ),
         r"cannot be prepared: .*the class id 'label' is not in \[0, 10\)",
     ),
-    "nothing at all": (b"", "is empty: whatever wrote the file stored nothing there"),
+    "nothing at all": (b"", "is empty: the program that wrote the file stored no data in it"),
     "a wrong feature": (
         data_sets.example_proto.encode({"picture": 1}, {"picture": data_sets.Feature("int32")}),
         "cannot be prepared: .*Feature: (image|label)",
@@ -154,7 +154,7 @@ def test_a_record_that_cannot_be_used_is_named(tmp_path, kind):
     assert re.search(expected, str(error.value), re.DOTALL)
     line = failures.explain(error.value).splitlines()[0]
     assert line.startswith("The data cannot be read: record 3 of ")
-    assert "leaves such records out" in line and "--config.data.on_bad_record=skip" in line
+    assert "leave such records out" in line and "--config.data.on_bad_record=skip" in line
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_an_example_that_does_not_match_the_features_fails(changes, message):
     "other, message",
     [
         ({"label": Feature("int32")}, r"class id 'label' is not in \[0, 3\)"),
-        ({"tokens": Feature("uint16", (5,), "raw")}, "'tokens' is not of 8 bytes"),
+        ({"tokens": Feature("uint16", (5,), "raw")}, "'tokens' must have 8 bytes"),
         ({"label": Feature("float32")}, "Data types don't match"),
         ({"label": Feature("int32", (2,))}, "label"),
     ],

@@ -107,7 +107,7 @@ NOT_TEXT = {
     "flip.txt.gz": (gzip.compress(b"a" * 99)[:-8] + b"\0" * 8, "cannot be decompressed"),
     "quote.csv": (b'text\n"a\nb\n', "quote.csv is not a valid table after line 3"),
     "wide.csv": (b"text,id\nSmith, John,1\n", "line 2 of .*wide.csv has 3 values, .* 2 columns"),
-    "twice.csv": (b"text,text\na,b\n", "twice.csv has several columns 'text'"),
+    "twice.csv": (b"text,text\na,b\n", "twice.csv has several columns named 'text'"),
     "narrow.csv": (b"id,text\n1\n", "line 2 of .*narrow.csv: the record has no field 'text'"),
     "field.csv": (
         b"id,body\n1,a\n",

@@ -150,7 +150,7 @@ def test_a_record_that_no_data_compress_to_is_not_unpacked(tmp_path):
     path.write_bytes(gzip.compress(tfrecord.frame_record(os.urandom(1 << 18)) + zeros, 1))
     found = tfrecord.read_records(str(path), "GZIP")
     assert len(next(found)[1]) == 1 << 18
-    with pytest.raises(UserError, match="134,217,728 bytes are more than 100 times"):
+    with pytest.raises(UserError, match="134,217,728 bytes is more than 100 times"):
         next(found)
 
 

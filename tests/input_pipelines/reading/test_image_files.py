@@ -60,7 +60,7 @@ def test_a_csv_that_cannot_be_used_is_one_clear_error(tmp_path, content, message
             "image must be a text, and label must be a text or a whole",
         ),
         ({"image": "a.png", "label": -1}, "line 1 of .* the label -1"),
-        ({"image": "a.png", "label": "\ud800"}, "line 1 of .*t.jsonl holds half of a character"),
+        ({"image": "a.png", "label": "\ud800"}, "line 1 of .*t.jsonl contains an unpaired surr"),
         ("[" * 100_000, "line 1 of .*t.jsonl is not JSON"),
     ],
 )

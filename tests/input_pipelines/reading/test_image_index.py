@@ -87,7 +87,7 @@ def test_quotes_after_a_space_are_no_part_of_a_name(tmp_path, name, between):
         ),
         ("image,label\na\\0.jpg,1\n", "image a.0.jpg with Windows separators: .* here a/0.jpg"),
         ("image,label\n0.jpg, \n", "line 2 of .* has no 'label'"),
-        ("label,image,label\n0.jpg,1,1\n", "several columns 'label'"),
+        ("label,image,label\n0.jpg,1,1\n", "several columns named 'label'"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named(tmp_path, content, message):

@@ -270,7 +270,7 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
     ]
     assert texts[4:] == [
         "val has no images of bee",
-        "1 of 1 evaluation example also stands in training, where the model may just remember "
+        "1 of 1 evaluation example is also in the training split, so the model may just remember "
         "them: leave repeated examples out of one of the splits",
         "23 images can be decoded",
     ]
@@ -318,12 +318,12 @@ def test_evaluation_examples_that_are_trained_on_are_counted(tmp_path, monkeypat
     (found,) = data_check.inspect_overlap(Numbers("numbers", 4, shared=3), None, 0)
     assert found.level == "warning"
     # The training data have no end.
-    assert found.text.startswith("At least 3 of 10 evaluation examples also stand in training")
+    assert found.text.startswith("At least 3 of 10 evaluation examples are also in the training")
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(f"line {n % 45}" for n in range(60)))
     texts = Texts(train_text=str(lines), global_batch_size=8)
     (found,) = data_check.inspect_overlap(texts, None, 0)
-    assert found.text.startswith("1 of 3 evaluation examples also stands")
+    assert found.text.startswith("1 of 3 evaluation examples is also in")
     assert capsys.readouterr().out == ""
 
 

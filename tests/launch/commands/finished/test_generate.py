@@ -139,7 +139,7 @@ def test_a_line_with_values_that_are_not_finite_has_an_error_of_its_own(capsys):
         ("a\n\nb\n", "p.txt holds no prompt"),
         ("", "line 1 of"),
         ("{", "p.jsonl is not JSON"),
-        ('{"prompt": "\\ud800x"}', "p.jsonl holds half of a character"),
+        ('{"prompt": "\\ud800x"}', "p.jsonl contains an unpaired surrogate"),
         (
             '{"text": "x"}',
             "field 'prompt', only ['text']. Rename the field that holds the prompt, or",
