@@ -13,7 +13,7 @@ from tftpu.blocks.running import running_blocks
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.division import Division, divided
-from tftpu.engines.objectives.losses import Computed, Losses
+from tftpu.engines.objectives.losses import Computed, Losses, compute_shard_divisor
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -49,6 +49,20 @@ class Forward(NamedTuple):
     metrics: list[Tensor]
     updated: list[keras.Variable]
     read: list[keras.Variable]
+
+
+class ForwardProperties(NamedTuple):
+    """Properties of a traced forward pass.
+
+    Attributes:
+        output: the outputs of one example as `keras.KerasTensor`s.
+        masked: whether an output carries a Keras mask.
+        divisors: the global divisor of each term; None where it depends on the data.
+    """
+
+    output: Nest
+    masked: bool
+    divisors: list[float | None]
 
 
 class Variables(Protocol):
@@ -184,6 +198,32 @@ class RecordingScope(keras.StatelessScope):
         super().add_update((variable, value))
         if not any(variable is known for known in self.updated):
             self.updated.append(variable)
+
+
+def describe_pass(traced: Forward, losses: Losses, parts: int) -> ForwardProperties:
+    """Returns the properties of a traced forward pass.
+
+    Args:
+        traced: the results of one microbatch.
+        losses: the losses that the pass computed.
+        parts: the number of microbatches in a global batch.
+    """
+    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
+
+    def compute_divisor(term, elements):
+        if elements.count is not None:
+            return None
+        summed = term.reduction == "sum" and not elements.is_scalar
+        return compute_shard_divisor(term, elements, parts) * parts if not summed else 1.0
+
+    return ForwardProperties(
+        keras.tree.map_structure(
+            lambda t: keras.KerasTensor(t.shape[1:], keras.backend.standardize_dtype(t.dtype)),
+            outputs,
+        ),
+        any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        [compute_divisor(*pair) for pair in zip(losses.terms, traced.computed.elements)],
+    )
 
 
 def predict(state: Variables, x: Nest) -> tuple[Nest, list[tuple[keras.Variable, Tensor]]]:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 
 from tftpu.engines import checks, keras_internals
 from tftpu.engines.data.division import Division
@@ -17,7 +16,7 @@ from tftpu.engines.jax.step import update
 from tftpu.engines.jax.step.microbatches import MicrobatchLayout
 from tftpu.engines.objectives import forward
 from tftpu.engines.objectives.compiled import CompiledLosses
-from tftpu.engines.objectives.forward import Forward, ForwardPass
+from tftpu.engines.objectives.forward import Forward, ForwardPass, describe_pass
 from tftpu.engines.objectives.losses import compute_shard_divisor, sum_losses
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
@@ -92,7 +91,7 @@ class ObjectiveStep:
         self.changed = [i for i, v in enumerate(state.untrained) if id(v) in updated]
         # Indices of the weights that layers themselves assign before the update.
         self._assigned = [i for i, v in enumerate(weights) if id(v) in updated]
-        self._described = _describe(traced, self._losses, microbatching)
+        self._described = describe_pass(traced, self._losses, microbatching.microbatches)
         self.takes_padding: bool = traced.computed.separable and not updated
 
     def train(
@@ -331,33 +330,6 @@ def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
         return []
     variables = [*state.model.trainable_variables, *state.untrained]
     return find_tables(state.layout, variables, traced.computed.y_pred.shape)
-
-
-class _ForwardProperties(NamedTuple):
-    """See `tftpu.engines.tensorflow.step.gradients.ForwardProperties`."""
-
-    output: Nest
-    masked: bool
-    divisors: list[Any]
-
-
-def _describe(traced: Forward, losses: Any, microbatching: MicrobatchLayout) -> _ForwardProperties:
-    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
-
-    def compute_divisor(term, elements):
-        if elements.count is not None:
-            return None
-        summed = term.reduction == "sum" and not elements.is_scalar
-        count = microbatching.microbatches
-        return compute_shard_divisor(term, elements, count) * count if not summed else 1.0
-
-    return _ForwardProperties(
-        keras.tree.map_structure(
-            lambda t: keras.KerasTensor(t.shape[1:], np.dtype(t.dtype).name), outputs
-        ),
-        any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
-        [compute_divisor(*pair) for pair in zip(losses.terms, traced.computed.elements)],
-    )
 
 
 def _replace_entries(whole: list[Any], places: list[int], new: list[Any]) -> list[Any]:

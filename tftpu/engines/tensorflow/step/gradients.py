@@ -10,7 +10,7 @@ import tensorflow as tf
 from tftpu.engines.checks import refuse_unreached
 from tftpu.engines.data.division import Division
 from tftpu.engines.objectives.compiled import CompiledLosses
-from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
+from tftpu.engines.objectives.forward import Forward, ForwardPass, ForwardProperties, Values
 from tftpu.engines.objectives.losses import compute_shard_divisor, sum_losses
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.tensors import Nest, Tensor
@@ -35,20 +35,6 @@ class ShardResult(NamedTuple):
     statistics: list[Tensor]
     metrics: list[Tensor]
     losses: list[Tensor]
-
-
-class ForwardProperties(NamedTuple):
-    """Properties of a traced forward pass.
-
-    Attributes:
-        output: the outputs of one example as `keras.KerasTensor`s.
-        masked: whether an output carries a Keras mask.
-        divisors: the global divisor of each term; None where it depends on the data.
-    """
-
-    output: Nest
-    masked: bool
-    divisors: list[float | None]
 
 
 class ShardGradients:

@@ -6,22 +6,17 @@ import keras
 import tensorflow as tf
 
 from tftpu import sharding
-from tftpu.engines import checks, keras_internals
+from tftpu.engines import checks
 from tftpu.engines.data.division import Division
-from tftpu.engines.objectives.forward import Forward, ForwardPass, Values
-from tftpu.engines.objectives.losses import compute_shard_divisor, count_examples
-from tftpu.engines.objectives.parameter_groups import ParameterGroup
+from tftpu.engines.objectives.forward import Forward, ForwardPass, Values, describe_pass
+from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.sums import GroupSums
 from tftpu.engines.origins import Origin
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.lowering import flops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step import update
-from tftpu.engines.tensorflow.step.gradients import (
-    ForwardProperties,
-    ShardGradients,
-    ShardResult,
-)
+from tftpu.engines.tensorflow.step.gradients import ShardGradients, ShardResult
 from tftpu.tensors import Nest, Tensor
 
 
@@ -72,7 +67,7 @@ class ObjectiveStep:
         updated = {id(v) for v in traced.updated}
         self.statistics = [v for v in everything.statistics if id(v) in updated]
         self.forward = ForwardPass(state, losses, self.statistics)
-        described = _describe(self._group, traced, division.parts)
+        described = describe_pass(traced, self._group.losses, division.parts)
         self.divisors = described.divisors
         examples = count_examples(microbatch)
         self._gradients = ShardGradients(state, index, self.forward, described, examples, division)
@@ -192,25 +187,3 @@ def _trace_forward(
         if xla_ops.is_computed_from(value, given) or xla_ops.is_drawn(value):
             checks.refuse_assigned(variable)
     return results[-1]
-
-
-def _describe(group: ParameterGroup, traced: Forward, parts: int) -> ForwardProperties:
-    outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
-
-    def compute_divisor(term, elements):
-        """Returns the global divisor of a term, from the elements of one microbatch."""
-        if elements.count is not None:
-            return None
-        summed = term.reduction == "sum" and not elements.is_scalar
-        return compute_shard_divisor(term, elements, parts) * parts if not summed else 1.0
-
-    return ForwardProperties(
-        output=keras.tree.map_structure(
-            lambda t: keras.KerasTensor(t.shape[1:], t.dtype.name), outputs
-        ),
-        masked=any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
-        divisors=[
-            compute_divisor(term, elements)
-            for term, elements in zip(group.losses.terms, traced.computed.elements)
-        ],
-    )
