@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 LONG = 2**16  # bytes of JSON that the event loop itself may parse
 _LONGEST = 2**18  # bytes of a body; larger ones are read one at a time
 _BODIES = 16  # bodies of the largest size that the server may hold at a time
-_IGNORED = 4  # times the largest size: a longer body is not read to its end
+_IGNORED = 4  # a body of more than so many times the limit is not read to its end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Limits:
     Attributes:
         batch: the number of examples, or texts, that are computed at once.
         waiting: the number of examples, or texts, that may wait; further requests are rejected.
-        body: the most bytes of a request.
+        body: the most bytes of a request's body.
         seconds: the seconds until the body has arrived, and until the answer; for a streamed text,
             until its next part.
-        tokens: the tokens to write for one prompt.
+        tokens: the most tokens to write for one prompt.
     """
 
     batch: int = 64
@@ -77,11 +77,11 @@ _STATUSES = {  # The status of each answer that is not a failure of the server.
 
 
 class Answered:
-    """Turns functions of bodies into routes with limits, counts and error messages.
+    """Turns functions of a request's body into routes with limits, counts and error messages.
 
     Args:
         limits: the limits of requests.
-        counts: counts the answers.
+        counts: the metrics, in which answers are counted.
         is_compiling: returns whether answers wait because the model is compiled for their size.
     """
 
@@ -174,11 +174,11 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns a message for an error that has none."""
+        """Returns the message for a kind of error that carries none; None for other kinds."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
-            _Large: f"A body may have {format_size(self._limits.body)}, the server's --body_mib.",
+            _Large: f"The body exceeds {format_size(self._limits.body)}, the server's --body_mib.",
             _NotJson: "Send JSON, and its header; with curl, -H 'Content-Type: application/json'.",
             MemoryError: "The server lacks the memory for this request: send fewer examples.",
             Busy: "Too many requests wait: try again later, or raise the server's --waiting or "
@@ -191,7 +191,7 @@ class Answered:
         if not self._is_compiling():
             return ""
         return (
-            " It is compiling for this size of request, once, and continues: ask again in a minute."
+            " It is compiling for this size of request, once. Send the request again in a minute."
         )
 
     async def follow_events(
@@ -220,7 +220,7 @@ class Answered:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Returns what a client learns about a failure: its kind. The log has the rest."""
+    """Returns a failure's message for a client, which names only its kind; the log has the rest."""
     if isinstance(error, NotFiniteError):
         return str(error)
     return f"The model failed: {type(error).__name__}."

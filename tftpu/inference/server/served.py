@@ -1,4 +1,4 @@
-"""A model in the form in which the server calls it: an export, or the model of a run."""
+"""Models that the server can call: an export, or the model of a run."""
 
 import dataclasses
 import importlib
@@ -106,7 +106,7 @@ def _load_onnx(path: str) -> Served:
         )
     try:
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what it refuses is raised as well
+        options.log_severity_level = 4  # errors are raised as exceptions anyway
         session = onnxruntime.InferenceSession(
             data, options, providers=onnxruntime.get_available_providers()
         )
@@ -198,10 +198,10 @@ def _parse_onnx_dtype(kind: str) -> str:
 
 
 def extract_first_line(error: Exception) -> str:
-    """Returns the reason of an error whose message may have many lines."""
+    """Returns the reason from the message of an error, which may have many lines."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("[[{{node")]
     if lines[:1] == ["Graph execution error:"]:  # a traceback of the model's code, then the reason
         lines = lines[-1:]
     reason = next(iter(lines), type(error).__name__)
-    return reason.rpartition("Status Message: ")[2][:300]  # ONNX Runtime's, after its codes
+    return reason.rpartition("Status Message: ")[2][:300]  # ONNX Runtime's message, after its codes
