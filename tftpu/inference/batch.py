@@ -16,7 +16,7 @@ from tftpu.inference.rows import Row, Tokens
 from tftpu.inference.sampling import Sampling, gather_rules
 from tftpu.tensors import Nest, ops
 
-_CALL_S = 0.1  # seconds of one call, in which no text can join
+_CALL_S = 0.1  # target duration of a call in seconds; no text can join during a call
 _SHORT = 4  # tokens that a call writes while prompts wait to be read
 _SPARE = 16  # number of calls with unused room, after which the state shrinks
 
@@ -70,7 +70,7 @@ class Writing:
         uniform: (length,), float32, the random numbers in [0, 1) that choose its tokens. They
             depend only on the seed and the place of the row.
         done: the number of written tokens.
-        ended: whether it has ended.
+        ended: whether the text has ended.
     """
 
     def __init__(self, row: Row, stops: Sequence[int]):
@@ -138,7 +138,7 @@ class RunningBatch:
         self._slots = 0
         self._slot = 0  # the ring slot of the next token
         self._spare = 0
-        self._step_s = _CALL_S / _SHORT  # seconds that a token of all rows takes
+        self._step_s = _CALL_S / _SHORT  # seconds to write one token of every row
 
     def __len__(self) -> int:
         return len(self._readings) + sum(row is not None for row in self._rows)

@@ -194,7 +194,7 @@ def verify(output: str) -> list[str]:
         if found is None:
             problems.append(f"{name} is missing")
         elif found.bytes != wanted.bytes:
-            problems.append(f"{name} has {found.bytes:,} bytes, and {wanted.bytes:,} were written")
+            problems.append(f"{name} has {found.bytes:,} bytes, but {wanted.bytes:,} were written")
         elif found != wanted:
             problems.append(f"{name} is not what was written (CRC32C)")
     return problems

@@ -97,7 +97,7 @@ def refuse_quantized(model: keras.Model) -> None:
                 f"The layer {layer.path!r} is quantized to {mode}, and integers cannot be trained. "
                 "Train the model in floats and quantize it afterwards, or train adapters with "
                 'tftpu.models.enable_lora(model, 8, base="int8"), or freeze the layer with '
-                "trainable = False. A quantized model can still be evaluated, and predict."
+                "trainable = False. A quantized model can still evaluate and predict."
             )
 
 

@@ -9,9 +9,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
 _LEAST = 1e-6  # a lower temperature would make logits infinite
-_FEW = (
-    256  # a top_k up to this sorts only so many tokens, in a fraction of the time of all
-)
+_FEW = 256  # a top_k up to this sorts only so many tokens, in a fraction of the time of all
 
 
 @dataclasses.dataclass(frozen=True)

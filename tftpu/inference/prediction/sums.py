@@ -1,4 +1,4 @@
-"""The sizes and checksums of a prediction's shards, which reveal a damaged one.
+"""The sizes and checksums of a prediction's shards, which reveal damaged shards.
 
     .sums-1-of-2.crc    the sums of one machine, a line for each shard that it writes
     manifest.json       the sums of all machines, once all shards exist

@@ -118,7 +118,7 @@ class Answered:
         """Returns the parsed content of a body; a large body is read in a thread.
 
         The largest bodies are parsed one at a time: while one is parsed, no other Python code runs,
-        and its objects take many times its memory. After each, other code gets as much time.
+        and its objects take many times its memory. After each, other code runs for as long.
         """
 
         def read() -> _T:

@@ -17,7 +17,7 @@ from tftpu.inference.server.answers import SHOWN, BadRequest
 _LOOKED_AT = 1000  # most examples that are searched for a mistake
 _LONGEST_SIDE = 16_384  # longer sides of an image are shown as this many pixels in messages
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-# Most bytes of the decoded images of a request: a small file may hold millions of pixels.
+# Most bytes of all decoded images of a request: a small file may hold millions of pixels.
 _UNPACKED = 256 * 2**20
 
 
@@ -145,7 +145,7 @@ def _decode_images(values: list[Any], given: Input) -> np.ndarray:
     if size > _UNPACKED:
         raise BadRequest(
             f"The images of this request have {format_size(size)} once unpacked: send fewer at "
-            f"once, of {format_size(_UNPACKED)} together."
+            f"once, with at most {format_size(_UNPACKED)} in total."
         )
     parts = []
     for place, value in enumerate(values):
@@ -203,8 +203,8 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
         said = "x".join(str(min(side, _LONGEST_SIDE)) for side in size)
         height, width, _ = given.shape
         raise BadRequest(
-            f"The image has {said} pixels, and the model takes {width}x{height}: crop and resize "
-            "it before, as in docs/guides/exporting.md#pictures-of-any-size."
+            f"The image has {said} pixels, but the model takes {width}x{height}: crop and resize "
+            "it first, as in docs/guides/exporting.md#pictures-of-any-size."
         )
 
 

@@ -63,7 +63,7 @@ def check_model(given: Mapping[str, Any], name: str) -> None:
 def parse_completion(
     given: Mapping[str, Any], language: Language, longest: int, most: int
 ) -> Completion:
-    """Returns the rows of a request.
+    """Parses a request for text; returns its rows and options.
 
     Args:
         given: the JSON object in its body.

@@ -12,7 +12,7 @@ from tftpu.inference.server.payloads import SENTENCE
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
-_FEW = 20  # values that a line shows
+_FEW = 20  # most values that a command contains
 _TEXT = "so good"
 
 

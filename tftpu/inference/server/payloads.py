@@ -123,7 +123,7 @@ def _find_texts(examples: Any, rows: bool, most: int) -> list[str]:
     if not texts:
         return []
     if len(texts) < len(found):
-        raise BadRequest("Some examples are texts and some are not: send all alike.")
+        raise BadRequest("Some examples are texts and some are not: send only one kind.")
     if len(texts) > most:
         raise BadRequest(
             f"There are {len(texts)} texts: give 1 to {most}, which the server's --batch_size=N "
@@ -148,7 +148,7 @@ def _explain_field(name: str, inputs: Sequence[Input]) -> BadRequest:
         return BadRequest(f"{said}. Did you mean {near!r}?")
     columns = ", ".join(f'"{i.name}": [...]' for i in inputs)
     if near is not None:
-        said += f": {near!r} is an input of the model, which belongs into inputs"
+        said += f": {near!r} is an input of the model, which belongs in inputs"
     return BadRequest(f'{said}. Send {{"instances": [...]}} or {{"inputs": {{{columns}}}}}.')
 
 

@@ -119,7 +119,7 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
     whole = shard.read_bytes()
     shard.write_bytes(whole[:100])
     assert main([*given, "--verify"]) == 2
-    assert f"{shard.name} has 100 bytes, and {len(whole):,} were written" in capsys.readouterr().err
+    assert f"{shard.name} has 100 bytes, but {len(whole):,} were written" in capsys.readouterr().err
     assert shard.read_bytes() == whole[:100]
     assert main(given) == 0
     said = capsys.readouterr().err
