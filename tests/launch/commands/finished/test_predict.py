@@ -186,7 +186,7 @@ def test_an_interruption_says_how_to_continue(run, tmp_path, monkeypatch, capsys
         (["--input=images:empty"], "There are no images (.jpg, "),
         (
             ["--input=evaluation", "--output=used"],
-            "of step 5 of this or another run, not of step 7",
+            "at step 5 of this or another run, not at step 7",
         ),
         (["--input=images:new", "--keep=label"], "--keep=label: pictures in files have no fields"),
         (["--input=images:new", "--output=used"], "already holds other predictions"),
