@@ -1,8 +1,8 @@
 """Writes text with a causal language model of KerasHub, using the pass of its `generate`.
 
 A task hands its sampler a function, `next`, that reads one more token of every row, and the cache
-that it needs. Rows have no gap between their prompt and what is written, so the longer prompts of a
-batch are read, token by token, while the shorter ones are already continued.
+that it needs. Rows have no gap between prompt and continuation, so the longer prompts of a batch
+are read, token by token, while the shorter ones are already continued.
 
 That function takes one slot for all rows, from which the model also derives their positions and
 attention masks. A text therefore cannot join a running batch: waiting texts begin together, and
@@ -205,7 +205,7 @@ class TaskBatch:
         self._free_if_ended()
 
     def advance(self) -> Iterator[list[Part]]:
-        """Writes some tokens of the texts that have begun, or lets those that wait begin."""
+        """Writes some tokens of the running texts; if all have ended, starts the waiting ones."""
         if all(text.ended for _, text in self._running):
             stops = self._programs.stops
             self._running = [(key, Writing(row, stops)) for key, row in self._waiting]

@@ -404,7 +404,7 @@ class Limits(NamedTuple):
         return specs
 
     def split(self, refs: Sequence[Any]) -> tuple["Seen", Sequence[Any]]:
-        """Splits references of a kernel into those of its limits and those of other arrays."""
+        """Splits references of a kernel into its limits and the references to other arrays."""
         segments, rest = (refs[:2], refs[2:]) if self.segmented else (None, refs)
         mask, rest = (rest[:2], rest[2:]) if self.masked else (None, rest)
         return Seen(segments, mask), rest

@@ -54,7 +54,7 @@ def forward(
     """Computes `flash.forward` for the tokens of this device.
 
     Args:
-        query: see `flash.forward`; its time is that of this device, a multiple of twice
+        query: see `flash.forward`, but with this device's tokens only, a multiple of twice
             `flash.BLOCK`. The same for key, value and segments.
         head_dim, interpret: see `flash.forward`.
         ring: the devices that share the time.

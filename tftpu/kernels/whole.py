@@ -3,7 +3,7 @@
 Meant for images and sentences. Follows Dao et al. 2022, https://arxiv.org/abs/2205.14135, without
 their blocks: queries, keys and values of an example are in VMEM together, so the softmax takes
 one step and nothing is kept for the backward pass. They are read side by side, as one projection
-writes them. Their gradient is written in the same layout, with that of the bias: no array is split,
+writes them. Their gradient is written in the same layout, with the bias's: no array is split,
 joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
 

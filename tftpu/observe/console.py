@@ -105,7 +105,7 @@ class Console(writers.Writer):
         self._line.set_phase("training")
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        """Prints a line of scalars; the live line shows those of training."""
+        """Prints a line of scalars; training scalars appear in the live line instead, if any."""
         if split == writers.HOST:
             return
         if split == "train":

@@ -112,7 +112,7 @@ class Telemetry:
 def read_tpu_sample() -> dict[str, float]:
     """Returns duty cycle, TensorCore utilisation and memory of this host's chips, from libtpu.
 
-    Metrics that the installed libtpu lacks are left out; all of them if there is no libtpu.
+    Metrics that the installed libtpu lacks are left out. Without libtpu, the result is empty.
     """
     try:
         from libtpu.sdk import tpumonitoring  # pyright: ignore[reportMissingImports] (TPU hosts)

@@ -37,7 +37,7 @@ class Writer:
     failures: tuple[type[Exception], ...] = ()
 
     def begin(self, config: Hyperparameters) -> None:
-        """Receives the settings of the run, a flat mapping, once before anything else."""
+        """Receives the settings of the run, a flat mapping, before all other calls."""
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Writes scalars, finite or not.
@@ -234,8 +234,8 @@ class TensorBoard(Writer):
 
         Args:
             folder: a folder in the workdir.
-            step: the step of what is written in the context.
-            size: the approximate bytes of what is written.
+            step: the step of the summaries in the context.
+            size: the approximate bytes of these summaries.
         """
         import tensorflow as tf
 

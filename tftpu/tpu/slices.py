@@ -246,7 +246,7 @@ def parse_slice(name: str) -> Slice:
             v2, v3, v4, v5p and tpu7x, and chips for v5e and v6e. "2xv5e-256" are two slices.
 
     Raises:
-        UserError: there is no such generation, or no slice of this size.
+        UserError: the generation is unknown, or has no slice of this size.
     """
     several = re.fullmatch(r"([0-9]{1,4})[xX]([a-zA-Z].*)", name.strip())
     if several:

@@ -16,7 +16,7 @@ from tftpu.inference.quantizing import Quantized
 from tftpu.tensors import Nest
 
 TOKENS = "tokens"  # the input that every language model has
-# Upper limits of random values for a language model's other inputs.
+# Exclusive upper limits of random values for a language model's other inputs.
 _FEW = {"segments": 3, "positions": 2, "types": 2}
 FILES = "image_bytes"  # the input of image files
 BATCH = "batch"  # the name of the one dimension whose size is not fixed
@@ -291,8 +291,8 @@ def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[
     names = list(specs) if named else [tensor.name for tensor in flat]
     theirs = keras.tree.flatten(features)
     by_name = features if isinstance(features, Mapping) else {}
-    # Features may be matched by place only if they have an order, which those of a dictionary do
-    # not.
+    # Features may be matched by place only if they have an order, which a dictionary's do not
+    # have.
     by_place = len(flat) == len(theirs) and (len(flat) == 1 or not by_name)
     found = {}
     for number, (name, tensor) in enumerate(zip(names, flat)):

@@ -33,7 +33,7 @@ def sum_of(data: bytes) -> Sum:
 
 
 def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
-    """Returns the sums of the files that exist, by name. A bucket itself knows the checksums."""
+    """Returns the sums of the files that exist, by name; a bucket reports them itself."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}
@@ -64,7 +64,7 @@ def remove_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sums:
-    """Sums of a folder's shards: reads those of all machines, and writes those of this machine.
+    """Reads the sums that all machines wrote for a folder's shards, and writes this machine's.
 
     Args:
         folder: the folder of the shards.

@@ -87,7 +87,7 @@ class Answered:
 
     def __init__(self, limits: Limits, counts: Counts, is_compiling: Callable[[], bool]):
         self._limits, self._counts, self._is_compiling = limits, counts, is_compiling
-        self._held = 0  # number of bytes of all bodies that are held
+        self._held = 0  # total bytes of the bodies in memory
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
 
     def __call__(self, answer: Answer, route: str) -> Callable[[Request], Awaitable[Response]]:
@@ -161,7 +161,7 @@ class Answered:
                     size += len(part)
                     if size > _IGNORED * most:
                         raise _Large
-                    # Reads on, so that a client that first sends everything gets the answer.
+                    # Reads the rest, because some clients send everything before they read an answer.
                     if size > most:
                         continue
                     if self._held + len(part) > _BODIES * most:
@@ -248,7 +248,7 @@ def _release_memory() -> None:
 async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
     """Returns an answer; cancels the computation if the client has left."""
     answered = asyncio.ensure_future(answer)
-    # The next message says that the client has left.
+    # After the body, the next message can only be that the client has left.
     left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
@@ -268,5 +268,5 @@ def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = 
 def as_error(
     message: str, status: int, path: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer that says what is wrong; see `answers.format_error`."""
+    """Returns an answer with an error message; see `answers.format_error`."""
     return as_json(answers.format_error(message, status, path), status, headers)

@@ -1,4 +1,4 @@
-"""Serves a model until the process is asked to end."""
+"""Serves a model until the process gets a signal to end."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from tftpu.inference.server.text import Language
 from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
-GRACE_S = 30  # seconds for running requests after the process was asked to end
+GRACE_S = 30  # seconds for running requests after a signal to end
 FAREWELL_S = 5  # seconds before the end of the grace period at which unfinished texts are ended
 
 

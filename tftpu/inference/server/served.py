@@ -44,7 +44,7 @@ class Served:
 
 
 def check_outputs(model: Served) -> None:
-    """Computes two examples, so that the first request also finds the model loaded.
+    """Checks the outputs for two examples of zeros, which also loads the model.
 
     Raises:
         UserError: an output does not have a value for each example, or cannot be written as JSON.
@@ -70,7 +70,7 @@ def load(path: str) -> Served:
             single ONNX file.
 
     Raises:
-        UserError: there is no such model, or its first dimension is not a batch of any size.
+        UserError: the model does not exist, or its batch size is fixed.
     """
     if path.endswith(".onnx"):
         return _load_onnx(path)
