@@ -161,7 +161,7 @@ class Answered:
                     size += len(part)
                     if size > _IGNORED * most:
                         raise _Large
-                    # Reads the rest, because some clients send everything before they read an answer.
+                    # Reads the rest, as some clients send everything before they read an answer.
                     if size > most:
                         continue
                     if self._held + len(part) > _BODIES * most:
