@@ -4,9 +4,9 @@ A matrix product, a convolution or a lookup gets the integers times their scale,
 model whose weights were replaced by `Quantized.values` computes the same as its export.
 
 With 8 bits, each channel has a scale that maps its largest value to the largest integer. With 4
-bits, each group of at most 64 values of a channel has a scale: among several, the one with the least
-squared error, because clipping a few outliers leaves finer steps for all others (Banner et al. 2019,
-https://arxiv.org/abs/1810.05723).
+bits, each group of at most 64 values of a channel has a scale: among several, the one with the
+least squared error, because clipping a few outliers leaves finer steps for all others (Banner et
+al. 2019, https://arxiv.org/abs/1810.05723).
 """
 
 import dataclasses
