@@ -42,7 +42,7 @@ class Sampling:
 
     @property
     def has_full_sort(self) -> bool:
-        """Whether the rule sorts the whole vocabulary, which slows all rows of a batch."""
+        """True if the rule sorts the whole vocabulary, which slows all rows of a batch."""
         if self.temperature == 0 or self.top_k == 1 or 0 < self.tokens <= _FEW:
             return False
         return self.top_k > _FEW or (not self.top_k and self.top_p < 1)
