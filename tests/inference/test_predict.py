@@ -127,7 +127,7 @@ def test_machines_share_the_ranges_and_the_last_one_writes_the_manifest(tmp_path
     ("changes", "named"),
     [
         ({"plan": {"of": "y"}}, "already holds other .* of = 'x'; now it is 'y'"),
-        ({"records_per_shard": 10}, "file of theirs has 20 records, not 10"),
+        ({"records_per_shard": 10}, "each of their files has 20 records, not 10"),
         ({"machine": (1, 2)}, "shared by 1 machines, not 2"),
         ({"keep": ["place"]}, "kept fields are none, not place"),
         ({"keep": ["plaice"]}, "no field 'plaice'"),
@@ -148,7 +148,7 @@ def test_a_folder_without_predictions_is_free(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="full"):
             predict(trainer_of(), records(), job(tmp_path))
     assert sorted(content(tmp_path)) == ["plan.json"]
-    with pytest.raises(UserError, match=r"were begun in .*, none is written yet.*by 1 machines"):
+    with pytest.raises(UserError, match=r"were begun in .*, but none is written.*by 1 machines"):
         predict(trainer_of(), records(), job(tmp_path, machine=(1, 2)))
     assert predict(trainer_of(), records(), job(tmp_path, plan={"of": "y"}))
     assert json.loads((tmp_path / "plan.json").read_text())["of"] == "y"

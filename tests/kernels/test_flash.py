@@ -204,7 +204,7 @@ def test_preflight_says_in_the_kernels_words_which_shape_it_does_not_take():
         return built
 
     images = tf.TensorSpec((8, 224, 224, 3)), tf.TensorSpec((8,), tf.int32)
-    with pytest.raises(UserError, match=r"^model\.attention='flash' supports heads with"):
+    with pytest.raises(UserError, match=r"^model\.attention='flash' needs heads whose"):
         preflight.check(model, images, ["v3-8"])
 
 

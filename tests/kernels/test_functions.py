@@ -60,7 +60,7 @@ def test_auto_takes_plain_attention_of_more_tokens_than_the_older_generations_ha
 def test_what_the_kernel_does_not_take_is_an_error_of_flash_alone(monkeypatch):
     with sharding.compiling_for("tpu"):
         attend(512, 96)
-        with pytest.raises(UserError, match=r"heads with 64, 128 or 256 channels, not 96"):
+        with pytest.raises(UserError, match=r"divides 128 or is a multiple of 128, not 96"):
             attend(512, 96, implementation="flash")
 
 

@@ -87,7 +87,7 @@ def test_calls_beyond_the_limit_are_dropped_and_counted(monkeypatch, caplog):
     writer.close()
     kept = [got for got in slow.got if got[0] == "train"]
     assert 5 <= len(kept) <= 6
-    assert f"lacks what {20 - len(kept)} calls would have written" in caplog.text
+    assert f"lost the output of {20 - len(kept)} dropped calls" in caplog.text
     assert caplog.text.count("further calls are dropped") == 1
 
 

@@ -94,7 +94,7 @@ def test_a_replica_has_its_share_of_the_chip():
         ("v5litepod-512", "Did you mean 'v5e-256'"),
         ("v3-7", "v3 slices have 8, 32, 64"),
         ("v3-4", "2048 cores"),
-        ("0xv5e-256", "are not slices: write v5e-256, or 2xv5e-256"),
+        ("0xv5e-256", "names no slices: write v5e-256, or 2xv5e-256"),
         ("2xv5e-7", "There is no v5e-7"),
         ("2xv3-8", "not joined by a network"),
         ("v5e-2", "1, 4, 8, 16, 32, 64, 128, 256 chips"),

@@ -1,4 +1,4 @@
-"""Writes texts that join and leave a batch between two calls of the device."""
+"""Continuous batching: texts join and leave a batch between two calls of the device."""
 
 import itertools
 import time
@@ -16,9 +16,9 @@ from tftpu.inference.rows import Row, Tokens
 from tftpu.inference.sampling import Sampling, gather_rules
 from tftpu.tensors import Nest, ops
 
-_CALL_S = 0.1  # seconds of one call, in which no text can join
+_CALL_S = 0.1  # target duration of a call in seconds; no text can join during a call
 _SHORT = 4  # tokens that a call writes while prompts wait to be read
-_SPARE = 16  # calls in which a smaller size was enough, before it is taken
+_SPARE = 16  # number of calls with unused room, after which the state shrinks
 
 
 class Part(NamedTuple):
@@ -27,8 +27,8 @@ class Part(NamedTuple):
     Attributes:
         key: the key of the text.
         tokens: its next tokens.
-        ended: whether it has ended.
-        error: why it ended before its end; None: it did not.
+        ended: whether the text has ended.
+        error: the error that ended the text early; None: there was none.
     """
 
     key: Any
@@ -49,7 +49,7 @@ class Batch(Protocol):
         ...
 
     def remove(self, key: Any) -> None:
-        """Ends a text, if it is still written."""
+        """Ends a text, if it has not ended yet."""
         ...
 
     def advance(self) -> Iterator[list[Part]]:
@@ -66,11 +66,11 @@ class Writing:
 
     Attributes:
         row: the text.
-        window: the tokens that the model sees: the prompt, and what is written.
-        uniform: (length,), float32, the numbers of [0, 1) that decide on its tokens. They depend on
-            nothing but the seed and the place of the row.
+        window: the tokens that the model sees: the prompt, and the written tokens.
+        uniform: (length,), float32, the random numbers in [0, 1) that choose its tokens. They
+            depend only on the seed and the place of the row.
         done: the number of written tokens.
-        ended: whether it has ended.
+        ended: whether the text has ended.
     """
 
     def __init__(self, row: Row, stops: Sequence[int]):
@@ -80,7 +80,7 @@ class Writing:
         self.done, self.ended = 0, False
 
     def extend(self, tokens: Sequence[int]) -> Tokens:
-        """Adds tokens; returns those before its end."""
+        """Adds tokens; returns those before the end of the text."""
         kept = list(itertools.islice(tokens, self.row.length - self.done))
         self.window += kept
         self.done += len(kept)
@@ -89,12 +89,12 @@ class Writing:
         return list(itertools.takewhile(lambda token: token not in self._stops, kept))
 
     def build_part(self, key: Any, tokens: Sequence[int], end: int) -> Part:
-        """Adds tokens; returns them as a part, with an error if the text did not end before one.
+        """Adds tokens; returns them as a part, which has an error if logits were not finite.
 
         Args:
             key: the key of the text.
             tokens: the tokens.
-            end: the place of the first of them whose logits were not finite, or a later one.
+            end: the index of the first token whose logits were not finite; if none, `len(tokens)`.
         """
         found = self.extend(tokens[:end])
         if self.ended or end >= len(tokens):
@@ -108,18 +108,18 @@ class _Reading:
 
     def __init__(self, key: Any, text: Writing, context: int):
         self.key, self.text = key, text
-        if len(text.window) >= context:  # continues from its last half
+        if len(text.window) >= context:  # continues from its last half context
             text.window = text.window[-(context // 2) :]
         self.state: Nest = None
         self.read = 0
 
 
 class RunningBatch:
-    """The texts of a model whose rows have their own positions; see `Batch`.
+    """A batch for models whose rows have separate positions; see `Batch`.
 
-    Each text is a row of one state (`Decoding`). A prompt is read by itself, in chunks between two
-    calls that write, and its row put into the state. A row that fills the context is read again
-    from its second half. A row does not depend on the others.
+    Each text is a row of one state (`Decoding`). A prompt is read alone, in chunks between two
+    calls that write, and its row is then inserted into the state. A row that fills the context is
+    read again from its second half. A row does not depend on the others.
 
     Args:
         programs: the compiled functions of the model.
@@ -136,9 +136,9 @@ class RunningBatch:
         self._rows: list[tuple[Any, Writing] | None] = []
         self._state: Nest = None
         self._slots = 0
-        self._slot = 0  # of the next token in the ring
+        self._slot = 0  # the ring slot of the next token
         self._spare = 0
-        self._step_s = _CALL_S / _SHORT  # seconds that a token of all rows takes
+        self._step_s = _CALL_S / _SHORT  # seconds to write one token of every row
 
     def __len__(self) -> int:
         return len(self._readings) + sum(row is not None for row in self._rows)
@@ -154,7 +154,7 @@ class RunningBatch:
         self._free_if_empty()
 
     def advance(self) -> Iterator[list[Part]]:
-        """Reads prompts up to the length of a chunk, and writes some tokens of all rows."""
+        """Reads prompts, one chunk of tokens in all, and writes some tokens of all rows."""
         budget = self._programs.decoding.chunk
         while self._readings and budget > 0:
             size, part = self._read_chunk(self._readings[0])
@@ -174,7 +174,7 @@ class RunningBatch:
         self._readings.append(_Reading(key, text, self._context))
 
     def _read_chunk(self, reading: _Reading) -> tuple[int, Part | None]:
-        """Returns the length of the chunk, and the first token after the whole prompt."""
+        """Reads a chunk; returns its length and, after the whole prompt, the first new token."""
         text, start = reading.text, reading.read
         size = self._programs.find_prompt_size(len(text.window), self._tokens)
         if start == 0 and not self._programs.has_compiled(size):
@@ -199,16 +199,16 @@ class RunningBatch:
         return size.time, part
 
     def _can_continue(self, key: Any, text: Writing) -> bool:
-        """Returns whether a text has neither ended nor filled the context, to be read again."""
+        """Returns whether a text stays a row; queues it for reading if it fills the context."""
         is_full = len(text.window) >= self._context
         if is_full and not text.ended:
             self._read_later(key, text)
         return not (is_full or text.ended)
 
     def _insert(self, reading: _Reading, length: int) -> None:
-        """Puts a row whose prompt was read, of some length, beside the others."""
+        """Inserts a row whose whole prompt, of `length` tokens, was read into the state."""
         if None not in self._rows or self._slots < length:
-            rows = 1 + len(self)  # room at once for all that wait to be read
+            rows = 1 + len(self)  # room for all texts that wait to be read, to resize once
             slots = min(length + EVERY, self._context)
             self._resize(self._find_size(rows, slots), reading.state)
         index = self._rows.index(None)
@@ -222,7 +222,7 @@ class RunningBatch:
         return Size(len(self._rows), self._slots, self._tokens)
 
     def _find_size(self, rows: int, slots: int) -> Size:
-        """Returns a size with room for some rows and slots, and for those that are there."""
+        """Returns a size with room for `rows`, `slots` and the present texts."""
         longest = max((len(row[1].window) for row in self._rows if row), default=0)
         size = self._programs.choose_size(rows, max(slots, longest), self._tokens)
         if not self._programs.has_compiled(size):
@@ -230,11 +230,11 @@ class RunningBatch:
         return size
 
     def _resize(self, size: Size, like: Nest) -> None:
-        """Gives the state another size; rows that have ended leave it, and others move up.
+        """Resizes the state; rows that have ended leave it, and the others move up.
 
         Args:
-            size: the size.
-            like: a state of any size.
+            size: the new size.
+            like: a state of any size, as a pattern for an empty state.
         """
         kept = [n for n, row in enumerate(self._rows) if row is not None]
         before, self._slots = self._slots, size.slots
@@ -275,7 +275,7 @@ class RunningBatch:
         return min(text.row.length - text.done, self._context - len(text.window))
 
     def _make_room(self, count: int) -> None:
-        """Takes another size, if the next tokens do not fit, or a smaller one has long done."""
+        """Resizes the state if the next tokens do not fit, or if it was too large for long."""
         longest = max(len(row[1].window) for row in self._rows if row is not None)
         need = min(longest + count, self._context)
         if need > self._slots:
@@ -288,7 +288,7 @@ class RunningBatch:
             self._resize(size, self._state)
 
     def _take(self, tokens: np.ndarray, ends: np.ndarray) -> list[Part]:
-        """Gives each row its tokens, up to the context; `ends` is as for `Loop.write`."""
+        """Returns the parts of all rows, up to the context; `ends` comes from `Loop.write`."""
         parts = []
         for index, row in enumerate(self._rows):
             if row is None:
@@ -302,7 +302,7 @@ class RunningBatch:
 
 
 def _gather_rows(texts: Sequence[Writing | None]) -> dict[str, Any]:
-    """Returns what `Loop.write` takes as rows; a row without a text takes the likeliest token."""
+    """Returns the argument `rows` of `Loop.write`; rows without a text are greedy."""
     return {
         "token": np.array([text.window[-1] if text else 0 for text in texts], np.int32),
         "position": np.array([len(text.window) - 1 if text else 0 for text in texts], np.int32),
@@ -311,7 +311,7 @@ def _gather_rows(texts: Sequence[Writing | None]) -> dict[str, Any]:
 
 
 def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
-    """Returns the numbers that decide on the next tokens, (texts, EVERY), float32."""
+    """Returns the random numbers that choose the next tokens, (texts, EVERY), float32."""
     found = np.zeros((len(texts), EVERY), np.float32)
     for numbers, text in zip(found, texts):
         if text is not None:
@@ -321,6 +321,6 @@ def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
 
 
 def _fit(x: Any, slots: int) -> Any:
-    """Returns (1, any, ...) with a number of slots; those that are cut off hold nothing."""
+    """Pads or truncates (1, slots, ...) to another number of slots; only empty ones are lost."""
     missing = max(0, slots - x.shape[1])
     return ops.pad(x[:, :slots], ((0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 2)))

@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 
 class Cache:
-    """The pairs of all attention layers of a model, by the name of the layer.
+    """The keys and values of all attention layers of a model, by layer name.
 
     Each token of a row has a slot.
 
@@ -34,7 +34,7 @@ class Cache:
         slots: the number of tokens for which a row has room.
         pairs: the pairs that were kept before; empty: nothing was read yet.
         slot: () int32, the slot of the first of the next tokens, the same for all rows.
-        visible: (batch, time, slots), bool: the slots that each of them sees, including its own.
+        visible: (batch, time, slots), bool: the slots that each next token sees, with its own.
 
     Attributes:
         pairs: the pairs that are kept, including those of tokens read while the cache was open.

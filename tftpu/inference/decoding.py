@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 from tftpu.inference.cache import ROWS, Cache, Pair, open_cache
 from tftpu.tensors import Nest, Tensor, ops
 
-CHUNK = 256  # tokens of a prompt between which others are written
+CHUNK = 256  # prompt tokens read at a time; in between, tokens of other texts are written
 ROOM = 128  # slots that a row has at least, so that short texts share a program
 
 
@@ -17,8 +17,8 @@ class Decoding(Protocol):
     """Passes of a model, as functions that can be compiled.
 
     A state is a nest of arrays, (rows, slots, ...). The slots of a state of several rows are a
-    ring: at each step all rows put their next token in the same slot, so that one slice changes,
-    and the tokens of a row are the last ones up to there, wherever its prompt began.
+    ring: at each step all rows write their next token to the same slot, so only one slice changes.
+    The tokens of a row are in the last slots up to this one, wherever its prompt began.
 
     Attributes:
         context: the most tokens that the model takes in a row.
@@ -73,7 +73,7 @@ class Cached:
         context: the most tokens that a row may have; None: as many as the model takes.
 
     Raises:
-        UserError: the model takes fewer tokens.
+        UserError: `context` is more than the model takes.
     """
 
     def __init__(self, model: Any, context: int | None = None):
@@ -90,14 +90,14 @@ class Cached:
         self.least_slots = min(ROOM, self.context)
 
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
-        """Reads prompts."""
+        """Reads prompts; see `Decoding.read`."""
         with open_cache(Cache(slots)) as cache:
             return self._read({"tokens": tokens}, lengths, cache)
 
     def read_more(
         self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads the next chunks of prompts."""
+        """Reads the next chunks of prompts; see `Decoding.read_more`."""
         place = start + ops.arange(tokens.shape[1], dtype="int32")
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
@@ -115,7 +115,7 @@ class Cached:
     def step(
         self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one more token of each row."""
+        """Reads one more token of each row; see `Decoding.step`."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
         age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: the token itself
@@ -138,7 +138,7 @@ class Recomputed:
         context: the number of tokens in a row; None: the size of the model's input.
 
     Raises:
-        UserError: it is not such a model, or its context is unknown.
+        UserError: the model has other inputs or outputs, or its context is unknown.
     """
 
     def __init__(self, model: Any, context: int | None = None):
@@ -164,7 +164,7 @@ class Recomputed:
         self.vocabulary = vocabulary
 
     def read(self, tokens: Tensor, lengths: Tensor, slots: int) -> tuple[Nest, Tensor]:
-        """Reads prompts."""
+        """Reads prompts; see `Decoding.read`."""
         row = ops.pad(tokens, ((0, 0), (0, self.context - tokens.shape[1])))
         return row, self._compute_logits(row, lengths - 1)
 
@@ -177,7 +177,7 @@ class Recomputed:
     def step(
         self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one more token of each row."""
+        """Reads one more token of each row; see `Decoding.step`."""
         ring = ops.slice_update(state, (0, slot), token[:, None])
         place = ops.minimum(position, self.context - 1)[:, None]
         index = ops.arange(self.context, dtype="int32")[None]
@@ -199,7 +199,7 @@ def build_decoding(model: Any, context: int | None = None) -> Decoding:
         context: the most tokens that a row may have; None: as many as the model takes.
 
     Raises:
-        UserError: it is not such a model, or the context is too short or too long.
+        UserError: the model does not predict tokens, or the context is too short or too long.
     """
     found = Cached(model, context) if hasattr(model, "logits_of") else Recomputed(model, context)
     if found.context < 2:

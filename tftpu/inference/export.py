@@ -17,8 +17,8 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
 
     Args:
         model: the built model.
-        averages: the values by path that replace weights; empty: the weights themselves are
-            written.
+        averages: the values to write instead of weights, by path; empty: the weights themselves
+            are written.
         path: a path, local or `gs://`, that ends in `.weights.h5` or `.safetensors`.
 
     Raises:
@@ -37,7 +37,7 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
 
 
 def _name_ways(model: keras.Model) -> str:
-    """Returns what writes a model with adapters, merged and alone."""
+    """Returns advice on how to write adapters, alone or merged into the weights."""
     if hasattr(model, "save_to_preset"):
         merged = "model.save_to_preset(folder) or model.save('name.keras')"
     else:
@@ -77,9 +77,9 @@ def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) ->
 
 
 def _write_h5(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
-    """Writes an HDF5 file with Keras, which writes a model's present weights to a local disk.
+    """Writes an HDF5 file with Keras, which writes a model's current weights to a local disk.
 
-    So the averages temporarily replace the weights.
+    The averages therefore replace the weights temporarily.
     """
     replaced = [v for v in model.trainable_variables if v.path in averages]
     trained = [np.array(keras.ops.convert_to_numpy(v)) for v in replaced]

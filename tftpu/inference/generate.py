@@ -27,14 +27,14 @@ def generate(
     """Returns the tokens with which a language model continues prompts.
 
     A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
-    fills the model's context or is longer, it continues from its last half context. What takes
-    longer than two seconds, as the first call does, is said on standard error.
+    fills the model's context or is longer, it continues from its last half context. If compiling
+    and writing take longer than two seconds, as in a first call, standard error says so.
 
     Args:
-        model: the zoo's GPT or Llama, or a causal language model of KerasHub, which keep keys and
-            values of what they have read; or any
-            causal Keras model from tokens, (batch, time), to logits, (batch, time, vocabulary),
-            which reads the whole row again for each token.
+        model: the zoo's GPT or Llama, or a causal language model of KerasHub, which cache keys and
+            values of the tokens that they have read; or any causal Keras model from tokens, (batch,
+            time), to logits, (batch, time, vocabulary), which reads the whole row again for each
+            token.
         prompts: the token ids of each row. The lengths may differ, but must not be 0.
         length: the number of tokens to write for each prompt.
         sampling: the rule by which tokens are drawn; None draws from all tokens by their
@@ -46,7 +46,7 @@ def generate(
     Raises:
         UserError: the model does not predict the next token, or a prompt is empty or has an unknown
             token.
-        NotFiniteError: after the other rows have ended, if values of some are not finite; its
+        NotFiniteError: after the other rows have ended, if logits of some are not finite; its
             `texts` are the tokens of all rows, as far as they were written.
     """
     writer = open_writer(model, stop, context)

@@ -18,8 +18,8 @@ class Loop:
 
     Args:
         decoding: the passes of the model.
-        choose: returns a token for each row, given logits, numbers of [0, 1) and rules; see
-            `sampling.choose`.
+        choose: returns a token for each row, given logits, random numbers in [0, 1) and rules;
+            see `sampling.choose`.
     """
 
     def __init__(self, decoding: Decoding, choose: Choose):
@@ -33,7 +33,7 @@ class Loop:
 
         Args:
             tokens, lengths, slots: as for `Decoding.read`.
-            uniform: (batch,), float32, numbers of [0, 1) that decide on the next token.
+            uniform: (batch,), float32, random numbers in [0, 1) that choose the next token.
             rules: the rules of the rows, as for `choose`.
 
         Returns:
@@ -66,7 +66,7 @@ class Loop:
         """
 
         def put(ring: Tensor, x: Tensor) -> Tensor:
-            # By a gather, as XLA would compile TensorFlow's slice again for each start.
+            # A gather, because XLA would compile TensorFlow's slice again for each start.
             order = ops.mod(ops.arange(x.shape[1], dtype="int32") - first, x.shape[1])
             turned = ops.take(x, order, axis=1)
             return ops.slice_update(ring, (index, 0) + (0,) * (len(x.shape) - 2), turned)
@@ -80,15 +80,15 @@ class Loop:
 
         Args:
             state: the state of the rows.
-            rows: the token of each row that is read next, (batch,) int32; its position, as for
-                `Decoding.step`; and the rules of the rows.
-            slot: () int32, the slot of these tokens.
-            uniform: (batch, most), float32, numbers of [0, 1) that decide on the tokens.
+            rows: "token", (batch,) int32, the token of each row to read next; "position", its
+                position, as for `Decoding.step`; and "rules", the rules of the rows.
+            slot: () int32, the ring slot of these tokens.
+            uniform: (batch, most), float32, random numbers in [0, 1) that choose the tokens.
             count: () int32, the number of tokens to write, up to `most`.
 
         Returns:
-            The state; the tokens, (batch, most) int32; and the place of the first of them, (batch,)
-            int32, whose logits were not finite, `most` if there is none.
+            The state; the tokens, (batch, most) int32; and for each row, (batch,) int32, the index
+            of the first token whose logits were not finite, or `most`.
         """
         slots = keras.tree.flatten(state)[0].shape[1]
 
@@ -111,7 +111,7 @@ class Loop:
 
 
 def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Returns whether the token of a row, (batch,), is one of some tokens, (batch,) bool."""
+    """Returns whether the token of each row, (batch,), is among `tokens`, (batch,) bool."""
     return ops.any(token[:, None] == np.array([*tokens, -1], np.int32), axis=-1)
 
 
@@ -121,10 +121,10 @@ def is_finite(logits: Tensor) -> Tensor:
 
 
 def move_end(end: Tensor, place: Tensor, logits: Tensor) -> Tensor:
-    """Returns the first places whose logits were not finite, (batch,) int32.
+    """Returns the first place in each row whose logits were not finite, (batch,) int32.
 
     Args:
-        end: these places before, or a later place.
+        end: the first such places so far; a place after all tokens if there was none.
         place: () int32, the place of the token that the logits predict.
         logits: (batch, vocabulary).
     """

@@ -1,9 +1,9 @@
 """Predictions for data of any size, written to files atomically, with each record exactly once.
 
-The records are divided into ranges that depend on neither the batch nor the devices. A range is one
-shard, which either exists as it was written or does not exist. So a prediction that was interrupted
-at any moment continues with the missing or damaged ranges, and several machines share the work by
-taking ranges in turn. The manifest is written last, by the process that finds all shards.
+The records are divided into ranges that depend on neither the batch nor the devices. Each range is
+written as one shard file, which is either complete or missing. An interrupted prediction therefore
+continues with the missing or damaged shards, and several machines share the work by taking ranges
+in turn. The manifest is written last, by the process that finds all shards.
 """
 
 import collections
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 RECORDS_PER_SHARD = 4096
 _NAMED = 20  # most damaged files that a message names
-_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # others keep them
+_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # others keep NaN
 _WAITING = 2  # shards in memory that may wait to be written
 
 
@@ -53,17 +53,17 @@ class Records(Protocol):
 
     @property
     def skipped(self) -> Mapping[int, str]:
-        """The reasons why records could not be used, by number."""
+        """The reasons why records could not be used, by record number."""
         ...
 
     def features(self, ranges: Sequence[range], /) -> Any:
-        """Returns complete batches of features; the last batch of a range is filled up."""
+        """Returns a data set of full batches of features; the last batch of a range is padded."""
         ...
 
     def places(self, numbers: range, /) -> tuple[list[str], list[int]]:
-        """Returns the files of a range of records, and their numbers in these.
+        """Returns, for each record of a range, its file, and its number in the file.
 
-        There are no numbers if each file is one record.
+        The list of numbers is empty if each file is one record.
         """
         ...
 
@@ -78,13 +78,13 @@ class Job:
 
     Args:
         output: the folder of the shards, local or `gs://`.
-        format: the ending of the shards' names, such as "jsonl".
-        encode: a function that returns the content of a shard, given its columns and, by their
-            places, the reasons why rows have no values.
+        format: the file name extension of the shards, such as "jsonl".
+        encode: a function that returns the content of a shard, given its columns and, by row
+            number, the reasons why rows have no values.
         columns: a function that maps a model's outputs to columns.
         plan: JSON values that say what is predicted; a folder holds the predictions of one plan.
         keep: the fields of the input to write beside the predictions.
-        records_per_shard: the length of a range.
+        records_per_shard: the number of records in a range.
         machine: the number of this machine, from 1, and the number of all machines.
     """
 
@@ -112,14 +112,14 @@ def predict(
     job: Job,
     report: Callable[[int, int], None] = lambda done, all_records: None,
 ) -> bool:
-    """Writes the missing predictions of all records, or of a machine's part.
+    """Writes the missing predictions of this machine's records.
 
     Args:
         trainer: the trainer with the weights to predict with.
         records: the records to predict.
         job: what is predicted, and where it is written.
-        report: a function that is called with the numbers of records that this machine has
-            predicted and has to predict.
+        report: a function that is called with the number of records that this machine has
+            predicted, and the number of all records that it must predict.
 
     Returns:
         Whether the predictions of all machines are complete.
@@ -194,7 +194,7 @@ def verify(output: str) -> list[str]:
         if found is None:
             problems.append(f"{name} is missing")
         elif found.bytes != wanted.bytes:
-            problems.append(f"{name} has {found.bytes:,} bytes, and {wanted.bytes:,} were written")
+            problems.append(f"{name} has {found.bytes:,} bytes, but {wanted.bytes:,} were written")
         elif found != wanted:
             problems.append(f"{name} is not what was written (CRC32C)")
     return problems
@@ -230,7 +230,7 @@ def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
 
 
 def _read_known_sums(job: Job, plan: Mapping[str, Any]) -> Sums:
-    """Returns the sums of the shards that any machine has written so far."""
+    """Returns the checksums of the shards that all machines have written so far."""
     manifest, listed = sums.read_manifest(files.join(job.output, MANIFEST))
     same = manifest is not None and all(manifest.get(name) == plan[name] for name in plan)
     return Sums(job.output, plan, listed if same else {}, job.machine)
@@ -261,8 +261,8 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
         raise UserError(f"{path} is damaged: choose another output folder.")
     found.pop("crc32c", None)
     different = [name for name in {**plan, **found} if plan.get(name) != found.get(name)]
-    # An equal plan without a checksum is that of an earlier version of tftpu. Other machines do not
-    # hold this machine's lock, so a plan of several may be that of a process that has just begun.
+    # An equal plan without a checksum comes from an earlier version of tftpu. A plan for several
+    # machines may come from one that has just begun, because each machine has a separate lock.
     alone = plan["machines"] == found.get("machines") == 1
     if not different or (alone and not plans.has_predictions(job.output)):
         files.write_whole(path, sums.seal(plan))
@@ -293,7 +293,7 @@ def _find_missing(job: Job, mine: Sequence[_Shard], known: Sums) -> list[_Shard]
 
 
 def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
-    """Removes unfinished files of a killed process, which no other process writes."""
+    """Removes the unfinished files that a killed process of this machine has left."""
     if files.is_remote(job.output):
         return  # an object in a bucket appears only when it is complete
     own = [*mine, *((PLAN, MANIFEST) if job.machine[1] == 1 else ())]
@@ -306,7 +306,7 @@ def _remove_unfinished(job: Job, mine: Sequence[str]) -> None:
 def _write_shards(
     trainer: Predictor, records: Records, job: Job, missing: Sequence[_Shard], known: Sums
 ) -> Generator[tuple[_Shard, list[int]]]:
-    """Yields what `_write` returns, while the devices compute the next shard."""
+    """Yields the results of `_write`, which runs while the devices compute the next shards."""
     if not missing:
         return
     waiting: collections.deque[Any] = collections.deque()
@@ -348,7 +348,7 @@ def _compute_shards(
 def _write(
     records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
 ) -> tuple[_Shard, list[int]]:
-    """Writes a shard; returns it, and those of its records whose outputs are not finite."""
+    """Writes a shard; returns it, and the numbers of records with outputs that are not finite."""
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, **({"record": numbers} if numbers else {})}
     predicted = job.columns(outputs)
@@ -357,7 +357,7 @@ def _write(
         if name in columns:
             raise UserError(
                 f"The input's field {name!r} has the same name as a column of the predictions: do "
-                "not keep it."
+                "not keep this field."
             )
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
@@ -370,7 +370,7 @@ def _write(
 
 
 def _find_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> list[int]:
-    """Returns the places of records, beside the skipped ones, with a value that is not finite."""
+    """Returns the rows, except for skipped ones, with a value that is not finite."""
     numbers = [c for c in columns if isinstance(c, np.ndarray) and c.dtype.kind in "fV"]  # bfloat16
     wrong = [~np.isfinite(c).all(axis=tuple(range(1, c.ndim))) for c in numbers]
     found = set(np.flatnonzero(np.any(wrong, axis=0))) if wrong else set()

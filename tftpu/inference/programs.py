@@ -1,4 +1,4 @@
-"""The compiled functions that write texts, for few sizes."""
+"""Compiled functions that write texts, for a limited number of sizes."""
 
 import functools
 import threading
@@ -16,7 +16,7 @@ from tftpu.tensors import Nest, Tensor, ops
 
 _USUAL = 512  # tokens of a prompt, and of a text, up to which programs are compiled ahead
 _PROMPT = 64  # the length that the shortest prompts are padded to
-_WASTE = 2  # times the wanted size that one may have which is compiled already
+_WASTE = 2  # most times that a compiled size may be larger than the wanted one
 
 
 class Size(NamedTuple):
@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
     Attributes:
         rows: the number of texts.
-        slots: the number of tokens of a text, with its prompt, for which there is room.
+        slots: the most tokens of a text, including its prompt.
         tokens: the size of the vocabulary, as for `Sampling`.
     """
 
@@ -43,7 +43,7 @@ class PromptSize(NamedTuple):
 
     Attributes:
         time: the number of tokens to which a chunk is padded.
-        slots: the number of tokens of a prompt.
+        slots: the most tokens of a prompt.
         tokens: the size of the vocabulary, as for `Sampling`.
     """
 
@@ -61,7 +61,7 @@ class SizedPrograms:
 
     Args:
         decoding: the passes of the model.
-        compiled: compiles them.
+        compiled: a function that compiles functions.
         stops: tokens after which a text ends.
     """
 
@@ -74,7 +74,7 @@ class SizedPrograms:
         self._known: set[Size | PromptSize] = set()  # sizes that are compiled
 
     def has_compiled(self, size: Size | PromptSize) -> bool:
-        """Returns whether the programs of a size are there."""
+        """Returns whether the programs of a size are compiled."""
         return size in self._known
 
     def _find_functions(self, size: Size | PromptSize) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ class Programs(SizedPrograms):
     decoding: Decoding
 
     def find_prompt_size(self, length: int, tokens: int) -> PromptSize:
-        """Returns the size with which a prompt of some length is read."""
+        """Returns the size for reading a prompt of `length` tokens."""
         chunk = self.decoding.chunk
         if length <= chunk:
             time = min(round_up_length(length), chunk)
@@ -102,12 +102,12 @@ class Programs(SizedPrograms):
         return PromptSize(chunk, chunk << (-(-length // chunk) - 1).bit_length(), tokens)
 
     def choose_size(self, rows: int, slots: int, tokens: int) -> Size:
-        """Returns a size with room for some rows and slots, rather one that is compiled."""
+        """Returns a size with room for `rows` and `slots`, preferably one that is compiled."""
         wanted = Size(1 << (rows - 1).bit_length(), self._round_up_slots(slots), tokens)
         most = _WASTE * wanted.rows * wanted.slots
         found = [
             size
-            for size in tuple(self._known)  # to which another thread adds
+            for size in tuple(self._known)  # a copy, as another thread may add sizes
             if isinstance(size, Size)
             and size.tokens == tokens
             and size.rows >= wanted.rows
@@ -121,7 +121,7 @@ class Programs(SizedPrograms):
         return min(max(whole, self.decoding.least_slots), self.decoding.context)
 
     def list_usual_sizes(self, most: int, tokens: int = 0) -> list[Size | PromptSize]:
-        """Returns the sizes of most requests, those of one short text first.
+        """Returns the sizes that most requests need, those of one short text first.
 
         Args:
             most: the most texts that are written at once.
@@ -192,7 +192,7 @@ class Programs(SizedPrograms):
         np.array(written)  # waits for the device
 
     def _read_nothing(self, size: PromptSize) -> Nest:
-        """Returns the state after chunks of zeros."""
+        """Reads chunks of zeros, which compiles the functions; returns the state."""
         tokens, lengths = np.zeros((1, size.time), np.int32), np.ones(1, np.int32)
         uniform, rules = np.zeros(1, np.float32), gather_rules([Sampling(0)])
         state: Nest = None

@@ -4,9 +4,9 @@ A matrix product, a convolution or a lookup gets the integers times their scale,
 model whose weights were replaced by `Quantized.values` computes the same as its export.
 
 With 8 bits, each channel has a scale that maps its largest value to the largest integer. With 4
-bits, each group of at most 64 values of a channel has a scale: of several scales up to that of the
-largest value, the one with the least squared error, because clipping a few outliers leaves finer
-steps for all others (Banner et al. 2019, https://arxiv.org/abs/1810.05723).
+bits, each group of at most 64 values of a channel has a scale: among several, the one with the
+least squared error, because clipping a few outliers leaves finer steps for all others (Banner et
+al. 2019, https://arxiv.org/abs/1810.05723).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ BITS = {"int8": 8, "int4": 4}
 SMALLEST = 256  # values; a smaller weight stays in float32
 # Number of values that share a 4-bit scale: the first of these that divides a channel.
 _GROUP = range(64, 31, -1)
-# Shares of the largest value that are tried as the end of the scale.
+# Fractions of the largest value that are tried as the value of the largest integer, by bits.
 _TRIED = {8: np.ones(1), 4: np.linspace(1.0, 0.8, 17)}
 
 
@@ -34,7 +34,7 @@ class Quantized:
         shape: the shape of the weight.
         codes: int8, the weight's values in order, in a shape over which `scale` is broadcast; from
             -8 to 7 with 4 bits.
-        scale: float32.
+        scale: float32, the value of one integer step.
         bits: 8 or 4.
     """
 
@@ -97,12 +97,12 @@ def refuse_quantized(model: keras.Model) -> None:
                 f"The layer {layer.path!r} is quantized to {mode}, and integers cannot be trained. "
                 "Train the model in floats and quantize it afterwards, or train adapters with "
                 'tftpu.models.enable_lora(model, 8, base="int8"), or freeze the layer with '
-                "trainable = False. A quantized model can still be evaluated, and predict."
+                "trainable = False. A quantized model can still evaluate and predict."
             )
 
 
 def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
-    """Returns, by path, the channels' dimensions of kernels for which it is not the last one."""
+    """Returns the channel dimensions, by path, of kernels where they are not the last one."""
     layers, found = keras.layers, {}
     depthwise = layers.DepthwiseConv1D | layers.DepthwiseConv2D
     separable = layers.SeparableConv1D | layers.SeparableConv2D
@@ -119,7 +119,7 @@ def _find_kernel_axes(model: keras.Model) -> dict[str, tuple[int, ...]]:
 
 
 def quantize_weight(value: np.ndarray, axes: int | tuple[int, ...], bits: int) -> Quantized:
-    """Returns a weight as integers.
+    """Quantizes a weight.
 
     Args:
         value: float32.

@@ -12,10 +12,10 @@ class Row(NamedTuple):
     """A text to write.
 
     Attributes:
-        prompt: its tokens.
+        prompt: the tokens of the prompt.
         length: the most tokens to write.
         sampling: the rule by which tokens are drawn.
-        seed, place: the seed and the place of the random numbers that choose tokens.
+        seed, place: two integers that seed the random numbers with which tokens are chosen.
     """
 
     prompt: Sequence[int]
@@ -28,12 +28,12 @@ class Row(NamedTuple):
 def build_rows(
     prompts: Sequence[Sequence[int]], length: int, sampling: Sampling, seed: int = 0
 ) -> list[Row]:
-    """Returns a row for each prompt, in their order."""
+    """Returns a row for each prompt, in order; its place is its index."""
     return [Row(p, length, sampling, seed, n) for n, p in enumerate(prompts)]
 
 
 def find_tokens(rows: Sequence[Row]) -> int:
-    """Returns the size of the vocabulary from which tokens are chosen."""
+    """Returns the vocabulary size of all rows; raises `ValueError` if they differ."""
     found, *others = {row.sampling.tokens for row in rows}
     if others:
         raise ValueError(f"All rows must have one vocabulary, but these have {[found, *others]}.")

@@ -9,9 +9,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
 _LEAST = 1e-6  # a lower temperature would make logits infinite
-_FEW = (
-    256  # tokens among which most values of top_k find theirs; fewer sort in a fraction of the time
-)
+_FEW = 256  # a top_k up to this sorts only so many tokens, in a fraction of the time of all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +42,21 @@ class Sampling:
 
     @property
     def has_full_sort(self) -> bool:
-        """A rule whose tokens need the whole vocabulary sorted, which slows all rows of a batch."""
+        """True if the rule sorts the whole vocabulary, which slows all rows of a batch."""
         if self.temperature == 0 or self.top_k == 1 or 0 < self.tokens <= _FEW:
             return False
         return self.top_k > _FEW or (not self.top_k and self.top_p < 1)
 
 
 def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Tensor:
-    """Returns a token for each row, by the rule of each.
+    """Returns a token for each row, chosen by the rule of the row.
 
     One program serves all rules. A way to choose runs only if a row needs it: sorting the whole
     vocabulary of a large model can take longer than its step.
 
     Args:
         logits: (batch, vocabulary), float32.
-        uniform: (batch,), float32, numbers from [0, 1) that decide.
+        uniform: (batch,), float32, random numbers in [0, 1) that choose the tokens.
         rules: the rules as `gather_rules` returns them, one for each row.
         tokens: see `Sampling`.
 
@@ -94,23 +92,23 @@ def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Ten
 
 
 def draw_from_all(logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
-    """Returns tokens that are drawn from the whole vocabulary; arguments as for `choose`."""
+    """Draws a token for each row from the whole vocabulary; arguments as for `choose`."""
     temperature = ops.maximum(rules["temperature"], _LEAST)[:, None]
     return _draw_place(ops.softmax(logits / temperature, axis=-1), uniform)
 
 
 def _replace_rows(chosen: Tensor, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-    """Returns the tokens with those of some rows drawn; draws nothing if there are no such rows."""
+    """Replaces the tokens of the selected rows by drawn ones; draws nothing if there are none."""
     return ops.cond(ops.any(rows), lambda: ops.where(rows, draw(), chosen), lambda: chosen)
 
 
 def _draw_from_best(logits: Tensor, uniform: Tensor, rules: Nest, count: int) -> Tensor:
-    """Returns tokens that are drawn from the best `count` by `top_k` and `top_p`."""
+    """Draws tokens from the `count` most likely ones, according to `top_k` and `top_p`."""
     best, tokens = ops.top_k(logits, count)  # sorted, with the most likely token first
     allowed = ops.arange(count)[None] < rules["top_k"][:, None]
     scaled = best / ops.maximum(rules["temperature"], _LEAST)[:, None]
     chances = ops.softmax(ops.where(allowed, scaled, -np.inf), axis=-1)
-    # A token is left out if the tokens before it are enough.
+    # A token is left out if the probabilities before it already add up to top_p.
     before = ops.cumsum(chances, axis=-1) - chances
     kept = ops.where(before < rules["top_p"][:, None], chances, 0.0)
     place = _draw_place(kept, uniform)
@@ -118,7 +116,7 @@ def _draw_from_best(logits: Tensor, uniform: Tensor, rules: Nest, count: int) ->
 
 
 def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
-    """Returns the numbers of rules, (batch,) each."""
+    """Returns the fields of rules as arrays by name, (batch,) each."""
     endless = np.iinfo(np.int32).max
     return {
         "temperature": np.array([s.temperature for s in samplings], np.float32),
@@ -128,7 +126,7 @@ def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
 
 
 def _draw_place(chances: Tensor, uniform: Tensor) -> Tensor:
-    """Returns the place in each row of probabilities on which a number of [0, 1) falls, int32."""
+    """Returns the index in each row of probabilities that a number in [0, 1) selects, int32."""
     total = ops.cumsum(chances, axis=-1)
     drawn = uniform[:, None] * total[:, -1:]
     place = ops.sum(ops.cast(total <= drawn, "int32"), axis=-1)

@@ -1,11 +1,11 @@
-"""Writes text with a causal language model of KerasHub, by the pass that its `generate` runs.
+"""Writes text with a causal language model of KerasHub, using the pass of its `generate`.
 
 A task hands its sampler a function, `next`, that reads one more token of every row, and the cache
-that it needs. Rows have no gap between their prompt and what is written, so the longer prompts of a
-batch are read, token by token, while the shorter ones are already continued.
+that it needs. Rows have no gap between prompt and continuation, so the longer prompts of a batch
+are read, token by token, while the shorter ones are already continued.
 
 That function takes one slot for all rows, from which the model also derives their positions and
-what they see. So a text cannot join rows that are written: texts that wait begin together, and
+attention masks. A text therefore cannot join a running batch: waiting texts begin together, and
 later ones wait until these have ended.
 
 Tried with KerasHub 0.32.
@@ -29,11 +29,11 @@ from tftpu.inference.sampling import Sampling, choose, gather_rules
 from tftpu.inference.writer import Writer
 from tftpu.tensors import Nest, Tensor, ops
 
-_CONTEXT = 1024  # as the preprocessors of KerasHub, which know what a model was trained with
+_CONTEXT = 1024  # the default of most preprocessors of KerasHub
 
 
 class TaskDecoding:
-    """The passes of a task.
+    """The forward passes of a KerasHub task.
 
     Args:
         task: a causal language model of KerasHub.
@@ -41,7 +41,7 @@ class TaskDecoding:
             or 1,024.
 
     Raises:
-        UserError: the task does not continue texts, or has fewer positions.
+        UserError: the task does not continue texts, or has fewer positions than `context`.
     """
 
     def __init__(self, task: Any, context: int | None):
@@ -62,7 +62,7 @@ class TaskDecoding:
         self.vocabulary = task.output_shape[-1]
 
     def run(self, tokens: Tensor, lengths: Tensor, use: Callable[[Any, Nest], Nest]) -> Nest:
-        """Reads prompts, and returns what a function makes of the task's next pass.
+        """Reads prompts, and returns the result of `use`, which gets the pass for the next token.
 
         Args:
             tokens: (batch, slots), int32, the prompts, padded at their end.
@@ -100,7 +100,7 @@ class _TaskLoop:
         return {**state, "slot": ops.min(lengths), "end": end}
 
     def write(self, state: Nest, lengths: Tensor, uniform: Tensor, count: int) -> Nest:
-        """Writes a number of slots of all rows, and returns the state; see `Loop.write`."""
+        """Writes up to `count` tokens of all rows, and returns the state; see `Loop.write`."""
         # XLA leaves out the pass over the prompt, whose cache is not used.
         return self._decoding.run(
             state["tokens"],
@@ -175,7 +175,7 @@ class TaskPrograms(SizedPrograms):
 
 
 class TaskBatch:
-    """Texts that begin together; see `Batch`. Those that are added meanwhile begin afterwards.
+    """A batch of texts that begin together; see `Batch`. Texts added meanwhile begin afterwards.
 
     Args:
         programs, tokens, before_compiling: as for `RunningBatch`.
@@ -205,7 +205,7 @@ class TaskBatch:
         self._free_if_ended()
 
     def advance(self) -> Iterator[list[Part]]:
-        """Writes some tokens of the texts that have begun, or lets those that wait begin."""
+        """Writes some tokens of the running texts; if all have ended, starts the waiting ones."""
         if all(text.ended for _, text in self._running):
             stops = self._programs.stops
             self._running = [(key, Writing(row, stops)) for key, row in self._waiting]
@@ -243,7 +243,7 @@ class TaskBatch:
     def _write_tokens(
         self, texts: Sequence[Writing], count: int
     ) -> Iterator[tuple[list[list[int]], list[int]]]:
-        """Yields the next tokens of texts, and the places among them as for `build_part`.
+        """Yields the next tokens of texts, and the `end` of each for `Writing.build_part`.
 
         The texts and the tokens must fit into the context together.
         """
@@ -268,14 +268,14 @@ class TaskBatch:
         state = self._programs.read(size, tokens, lengths, gather_rules(samplings), ended)
         done = 0
         for slot in range(int(lengths.min()), longest + count, EVERY):
-            # Each row has its own numbers, from its first written token on.
+            # Each row has its own random numbers, from its first written token on.
             places = np.arange(slot, slot + EVERY)[None] - lengths[:, None]
             chances = np.take_along_axis(uniform, places.clip(0, count - 1), 1)
             state = self._programs.write(size, state, lengths, chances)
             here = min(slot + EVERY - longest, count)
             if here > done:
                 found, starts = np.array(state["tokens"]), lengths[: len(texts)] + done
-                # A prompt that was not read well has a place before its first token.
+                # Logits may have stopped being finite in the prompt, before its first token.
                 ends = np.maximum(np.array(state["end"])[: len(texts)] - starts, 0).tolist()
                 yield (
                     [found[n, at : at + here - done].tolist() for n, at in enumerate(starts)],
@@ -285,7 +285,7 @@ class TaskBatch:
 
 
 class TaskWriter(Writer):
-    """Continues prompts by a task of KerasHub; arguments and errors are those of `Writer`."""
+    """Continues prompts with a task of KerasHub; arguments and errors are those of `Writer`."""
 
     def _build_programs(
         self, model: Any, context: int | None, compiled: Compile, stops: Sequence[int]

@@ -16,7 +16,7 @@ from tftpu.inference.rows import Row, Tokens, find_tokens
 
 
 class Writer:
-    """Continues prompts. Its functions are compiled once for each of few sizes.
+    """Continues prompts. Its functions are compiled once for each size of texts.
 
     Args:
         model, stop, context: as for `generate.generate`.
@@ -68,7 +68,7 @@ class Writer:
 
         Raises:
             UserError: a row cannot be written.
-            NotFiniteError: after the other rows have ended, if values of some are not finite.
+            NotFiniteError: after the other rows have ended, if logits of some are not finite.
         """
         self.check([row.prompt for row in rows], max((row.length for row in rows), default=0))
         if min(row.seed for row in rows) < 0:
@@ -88,7 +88,7 @@ class Writer:
             raise NotFiniteError(failed)
 
     def check(self, prompts: Sequence[Sequence[int]], length: int) -> list[Tokens]:
-        """Returns the tokens of prompts.
+        """Checks prompts and the number of tokens to write; returns the prompts as lists.
 
         Raises:
             UserError: the prompts cannot be continued.
@@ -114,7 +114,7 @@ class Writer:
 def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
     """Raises `UserError` for a model whose logits after a token depend on later tokens."""
     rng, time = np.random.default_rng(0), decoding.context
-    # The last equal token of each row; rows are compared in pairs.
+    # Rows are compared in pairs: the index of the last token in which both are equal.
     places = np.array([0, 0, time // 2, time // 2], np.int32)
     tokens = rng.integers(1, max(2, decoding.vocabulary), (4, time), np.int32)
     for row, place in zip((1, 3), places[1::2]):

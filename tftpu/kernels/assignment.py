@@ -7,10 +7,10 @@ from tftpu.layer_internals import read_stored_value
 
 
 def assign(variable: keras.Variable, value: np.ndarray) -> None:
-    """Sets a variable; reads only the parts of a view that devices hold.
+    """Sets a variable; reads only the slices of the value that local devices hold.
 
     Args:
-        variable: built. Under JAX, its devices may each hold a part of it.
+        variable: a built variable. Under JAX, it may be sharded over devices.
         value: the new value, of the same shape.
     """
     dtype = np.dtype(variable.dtype)

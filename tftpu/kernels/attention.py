@@ -1,4 +1,4 @@
-"""Attention by its definition, or by a kernel that never writes the scores to memory."""
+"""Attention, computed directly or by a kernel that never writes the scores to memory."""
 
 import warnings
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.kernels import ATTENTIONS
 from tftpu.tensors import Tensor, ops
 
-# Blocks of causal queries: the keys after a block are skipped, so 5/8 of the scores remain.
+# Number of blocks of causal queries. Keys after a block are skipped: 5/8 of the scores remain.
 BLOCKS = 4
-LANES = 128  # lanes of a TPU; blocks that are not a multiple of them cost more than they save
+LANES = 128  # lanes of a TPU; blocks of a size that is not a multiple cost more than they save
 HIDDEN = -1e9  # the score of a hidden key; finite, so that a row without keys stays finite
 
 
@@ -36,7 +36,7 @@ def attention(
     Args:
         query: (batch, time, heads, head_dim), float.
         key: (batch, key_time, key_heads, head_dim). If there are fewer heads than in `query`, each
-            is shared by heads / key_heads consecutive ones (Ainslie et al. 2023,
+            is shared by heads / key_heads consecutive query heads (Ainslie et al. 2023,
             https://arxiv.org/abs/2305.13245).
         value: has the shape of key.
         causal: whether a query sees only keys up to its own position; needs time == key_time.
@@ -44,16 +44,16 @@ def attention(
             documents packed into one sequence; needs time == key_time.
         mask: (batch, key_time), bool: False for keys that no query sees, such as padding; or
             (batch, time, key_time): which keys each query sees, such as those of a window.
-        soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none (Gemma Team
-            2024, https://arxiv.org/abs/2408.00118).
+        soft_cap: bound of the scores, which become soft_cap x tanh(score / soft_cap); 0: no bound
+            (Gemma Team 2024, https://arxiv.org/abs/2408.00118).
         sinks: (heads,): the score of one more key, whose value is zero, for the queries of each
             head (OpenAI 2025, https://arxiv.org/abs/2508.10925). None: no such key.
-        implementation: "plain"; or "flash": on a TPU the kernel of `tftpu.kernels.flash`,
-            which writes no scores to memory; elsewhere the same as "plain". The kernel takes at
-            most 8,192 tokens, 16,384 a device where devices share the time of causal attention, and
-            needs jax: beside TensorFlow the extra `tpu` installs one that
-            fits. On another backend of Keras it is the same as "plain", and warns. Or "auto":
-            "flash" where every TPU takes the shapes and it costs less, else "plain".
+        implementation: "plain"; "flash", the kernel of `tftpu.kernels.flash`, which writes no
+            scores to memory; or "auto", which is "flash" if every TPU supports the shapes and it
+            costs less, otherwise "plain". The kernel runs only on TPUs; elsewhere "flash" is the
+            same as "plain", with a warning if the backend is neither TensorFlow nor JAX. It takes
+            at most 8,192 tokens, or 16,384 per device if causal attention is sharded over time.
+            Under TensorFlow it needs jax; the extra `tpu` installs a compatible version.
 
     Returns:
         (batch, time, heads, head_dim), in `query`'s dtype. The softmax is always in float32.
@@ -70,7 +70,7 @@ def attention(
     if static and _chooses_kernel(implementation, shape[1], head_dim, causal):
         from tftpu.kernels import functions
 
-        is_taken = implementation == "flash"  # which raises an error otherwise
+        is_taken = implementation == "flash"  # raises an error for unsupported shapes
         if is_taken or functions.find_refusal(query, key, causal, mask, soft_cap) is None:
             return functions.flash_attention(
                 query, key, value, causal, segment_ids, mask, soft_cap, sinks
@@ -114,7 +114,7 @@ def attention_by_heads(
 def _attend_by_heads(
     query: Tensor, key: Tensor, value: Tensor, segment_ids: Tensor | None
 ) -> Tensor:
-    """Computes the same as `_plain`, in one block and without shared key heads."""
+    """Computes non-causal attention in one block; the backward pass recomputes the scores."""
 
     def compute_scores(query, key):
         found = ops.cast(ops.einsum("bhtd,bhsd->bhts", query, key), "float32")
@@ -165,7 +165,7 @@ def choose_rotation_kernel(
         heads: number of heads in the width.
 
     Returns:
-        `tftpu.kernels.functions.rotate_pairs`; None if the definition is to be used.
+        `tftpu.kernels.functions.rotate_pairs`; None if plain ops are to be used.
     """
     if _chooses_kernel(implementation, x.shape[1], x.shape[2] // heads, causal=True):
         from tftpu.kernels import functions
@@ -206,7 +206,7 @@ def _check_implementation(implementation: str) -> None:
 def _chooses_kernel(
     implementation: str, time: int | None, head_dim: int, causal: bool = False
 ) -> bool:
-    """Returns whether attention is computed by the kernel `flash` if it takes the shapes."""
+    """Returns whether to use the kernel `flash`, provided that it supports the shapes."""
     if not _has_kernel(implementation):
         return False
     from tftpu.kernels import functions
@@ -215,7 +215,7 @@ def _chooses_kernel(
 
 
 def _has_kernel(implementation: str) -> bool:
-    """Returns whether the program that is traced may contain kernels."""
+    """Returns whether the traced program may contain kernels; warns if `flash` never can."""
     backend = keras.config.backend()
     if implementation == "flash" and backend not in ("tensorflow", "jax"):
         warnings.warn(
@@ -233,16 +233,16 @@ def _has_kernel(implementation: str) -> bool:
 
 
 class Sight(NamedTuple):
-    """Which keys a query sees: `attention` describes the attributes."""
+    """Rules for which keys a query sees; `attention` describes the attributes."""
 
     causal: bool
     segment_ids: Tensor | None
     mask: Tensor | None
 
     def find_visible(self, time: int, key_time: int, rows: slice, seen: slice) -> Tensor | None:
-        """Returns which of the keys `seen` the queries `rows` see; None if they see all.
+        """Returns the mask of the keys in `seen` for the queries in `rows`; None if all are seen.
 
-        It is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
+        The mask is bool, and broadcasts to (batch, key_heads, shared, time, key_time).
         """
         visible = None
 
@@ -272,9 +272,9 @@ def _attend_by_blocks(
 ) -> Tensor:
     """Computes attention whose backward pass recomputes the scores, block by block.
 
-    Only the output is kept and, for each query, the logarithm of its softmax's denominator (as in
-    Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities are in memory in
-    the compute dtype; arithmetic on them is in float32.
+    The forward pass keeps only the output and, for each query, the logarithm of its softmax's
+    denominator (as in Dao et al. 2022, https://arxiv.org/abs/2205.14135). Scores and probabilities
+    are stored in the compute dtype; arithmetic on them is in float32.
 
     Args:
         query: scaled, (batch, time, key_heads, shared, head_dim).
@@ -287,7 +287,7 @@ def _attend_by_blocks(
     cut = sees.causal and isinstance(time, int) and time % (BLOCKS * LANES) == 0
 
     def iterate_blocks():
-        """Yields slices of queries, slices of keys they may see, and which of those they see."""
+        """Yields slices of queries, slices of the keys they may see, and masks of these keys."""
         size = time // BLOCKS if cut else 0
         for index in range(BLOCKS if cut else 1):
             rows = slice(index * size, (index + 1) * size) if cut else slice(None)
@@ -330,7 +330,7 @@ def _attend_by_blocks(
                 up = upstream[:, rows]
                 d_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
                 d_score = weight * (ops.cast(d_weight, "float32") - shift[:, :, :, rows])
-                if soft_cap:  # hidden scores have no weight
+                if soft_cap:  # the weights of hidden scores are zero
                     d_score *= 1 - ops.square(ops.minimum(ops.abs(score) / soft_cap, 1.0))
                 d_score = ops.cast(d_score, query.dtype)
                 d_sinks = [
@@ -351,8 +351,8 @@ def _attend_by_blocks(
 def _append_ones(value: Tensor) -> Tensor:
     """Appends a one to each value, in float32, if that fills a TPU lane that would be empty.
 
-    Their product with the weights then also gives the weights' sum, which saves a pass over the
-    weights. It is only for times that are a multiple of the lanes: others would need a copy.
+    Their product with the weights then also gives the sum of the weights, which saves a pass over
+    the weights. Use it only if the time is a multiple of 128; otherwise it would need a copy.
     """
     if value.shape[-1] % LANES == 0:
         return value
@@ -384,7 +384,7 @@ def _join_parts(parts: list[Tensor], axis: int) -> Tensor:
 
 
 def _sum_padded(parts: list[Tensor]) -> Tensor:
-    """Returns the sum of arrays of growing length, (batch, time, ...), padded by zeros."""
+    """Returns the sum of arrays of growing length, (batch, time, ...), padded with zeros."""
     total = ops.cast(parts[-1], "float32")
     for part in parts[:-1]:
         rest = total.shape[1] - part.shape[1]

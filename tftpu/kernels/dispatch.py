@@ -1,9 +1,9 @@
-"""Attention of foreign layers, computed by the flash kernel in programs for a TPU.
+"""Flash attention for the layers of Keras and KerasHub, in programs for a TPU.
 
-Most layers call Keras's own function, which chooses among kernels by the devices of the machine; of
-the masks of a batch its kernel for TPUs takes the first one for all examples, and its other ways
-drop a soft cap. Here the target of the program decides, and any mask is followed. KerasHub's
-attention with sinks is a method of its layer.
+Most layers call `keras.ops.dot_product_attention`, which chooses a kernel for this machine's
+devices. Its TPU kernel applies the first mask of a batch to all examples, and its other
+implementations drop a soft cap. Here the program's target decides, and every mask is applied.
+KerasHub's attention with sinks is a method of its layer.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from tftpu.tensors import Tensor, ops
 
 @contextlib.contextmanager
 def attending_by_kernel() -> Iterator[None]:
-    """Computes attention of Keras and of KerasHub by the kernel within the block, on JAX.
+    """Makes Keras and KerasHub compute attention with the kernel within the block, on JAX.
 
-    Models that ask which devices there are get those of the target.
+    Models that call `jax.devices()` get the devices of the target.
     """
     if sharding.get_platform() != "tpu":
         yield
@@ -46,10 +46,10 @@ def attend(
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> Tensor:
-    """Computes what `keras.ops.dot_product_attention` is documented to.
+    """Computes attention as `keras.ops.dot_product_attention` documents it.
 
     Args:
-        original: Keras's function, which computes what the kernel does not take.
+        original: Keras's function, which is called if the kernel does not support the arguments.
         query, key, value, bias, mask, scale, is_causal, flash_attention, attn_logits_soft_cap: as
             for `keras.ops.dot_product_attention`.
 
@@ -93,8 +93,8 @@ def attend_with_sinks(
     """Computes attention with sinks, as KerasHub's GptOss does.
 
     Args:
-        original: KerasHub's method, which computes what the kernel does not take, such as queries
-            that are written one by one.
+        original: KerasHub's method, which is called if the kernel does not support the arguments,
+            such as single queries while text is generated.
         sinks: see `attention`.
         window: how many keys before its own position a query sees; 0 or less: all.
         query, key, value: see `attention`.
@@ -111,7 +111,7 @@ def attend_with_sinks(
 
 
 def _simplify_mask(mask: Tensor, batch: int) -> Tensor | None:
-    """Returns a mask as `attention` takes it; None if it differs by head.
+    """Returns a mask in the form that `attention` takes; None if it differs by head.
 
     Args:
         mask: of keys and queries, broadcasts to (batch, heads, time, key_time).

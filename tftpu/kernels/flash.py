@@ -6,8 +6,8 @@ denominators. Blocks of keys that come after all queries of a block are skipped,
 that a mask hides from all of them.
 
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
-lanes of a TPU. With head_dim 64 two heads share a column; each is masked in one factor of a
-product, which costs the matrix unit nothing, since it works on 128 lanes anyway. Scores are
+lanes of a TPU. With head_dim 64 two heads share a column; a product sets the other head to
+zero in one factor, which is free, because the matrix unit works on 128 lanes anyway. Scores are
 transposed, (keys, queries), so that the maxima and sums of queries lie along the lanes. Consecutive
 columns of queries may share a column of keys (Ainslie et al. 2023,
 https://arxiv.org/abs/2305.13245), which is read once for all of them.
@@ -28,7 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 LANES = 128
 BLOCK = 256  # queries processed at a time, and keys processed at a time
 LONGEST = 8192  # longest sequence in tokens: all keys and values of a column are in VMEM
-# Most float32 elements of shared keys for which 16 MiB of VMEM have room.
+# Largest time x head_dim for which shared keys in float32 fit into 16 MiB of VMEM.
 SHARED_FLOAT32 = 2048 * 128
 HIDDEN = -1e9
 VMEM = 64 * 2**20  # bytes of VMEM that the kernels may use
@@ -37,7 +37,7 @@ Segments = tuple[jax.Array, jax.Array]
 # Whether a key is seen by a query, (batch, time of keys, time of queries) int8; and whether any key
 # of a block is seen by any query of a block, (batch, blocks of keys, blocks of queries) int32.
 Mask = tuple[jax.Array, jax.Array]
-# Renamed in jax 0.7.
+# jax 0.7 renamed this class.
 Parameters = getattr(pltpu, "CompilerParams", None) or pltpu.TPUCompilerParams  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -57,16 +57,16 @@ def forward(
 
     Args:
         query: (batch, time, columns x 128); time is a multiple of `BLOCK`.
-        key: (batch, time, key columns x 128): as many columns as query's, or a divisor of them if
-            a head fills a column.
+        key: (batch, time, key columns x 128); as many columns as query has, or if a head fills a
+            column, a divisor of that number.
         value: has the shape of key.
-        segments: those of the queries and those of the keys, each (batch, time) int32: a query
-            sees only keys of the same segment. None: all keys.
-        mask: which keys each query sees beside that. None: no further limit.
+        segments: the segment ids of queries and of keys, each (batch, time) int32; a query sees
+            only keys of the same segment. None: all keys.
+        mask: a further limit on the keys that each query sees. None: no further limit.
         head_dim: a divisor or a multiple of 128.
         causal: whether a query sees only keys up to its own position.
-        soft_cap: bound of the scores, by soft_cap x tanh(score / soft_cap); 0: none.
-        interpret: whether to run on a CPU, by Pallas's interpreter.
+        soft_cap: bound of the scores, which become soft_cap x tanh(score / soft_cap); 0: none.
+        interpret: whether to run on a CPU, with Pallas's interpreter.
 
     Returns:
         output: has the shape and dtype of query.
@@ -124,8 +124,8 @@ def backward(
         query: see `forward`; the same for key, value, segments, mask, head_dim, causal, soft_cap
             and interpret.
         log_sum: the second result of `forward`.
-        output: the first.
-        upstream: the gradient of the output, of query's shape.
+        output: the first result of `forward`.
+        upstream: the gradient with respect to the output, with query's shape.
 
     Returns:
         d_query: has the shape and dtype of query.
@@ -137,7 +137,7 @@ def backward(
     heads, columns, shared = lanes // head_dim, key.shape[2] // lanes, width // key.shape[2]
     limits = Limits(segments is not None, mask is not None)
 
-    def done(b, c, member, i):  # of heads that share keys, the last one completes the block of keys
+    def done(b, c, member, i):  # the last of the heads that share keys completes their block
         return (b, jnp.where(member == shared - 1, i, 0), c)
 
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, member, i: (b, i, c))
@@ -152,7 +152,7 @@ def backward(
         limits=limits,
     )
     of_keys = time if shared > 1 else BLOCK
-    # float32 gradients are summed where they are written; others are summed in a separate array.
+    # float32 gradients are summed in the output itself, others in a separate float32 array.
     of_queries = BLOCK if query.dtype == jnp.float32 else time
     shift = _compute_shifts(output, upstream, head_dim, heads, interpret)
     return pl.pallas_call(
@@ -220,7 +220,7 @@ def _forward_body(q_ref, k_ref, v_ref, *refs, heads, head_dim, causal, soft_cap,
             largest, total, mixed = visit(block, state, diagonal=True)
         else:
             largest, total, mixed = jax.lax.fori_loop(0, k_ref.shape[1] // BLOCK, visit, start)
-        if limits.masked:  # queries that see none of the keys: zero, and finite
+        if limits.masked:  # queries that see no keys return zeros instead of NaN
             largest, total = jnp.where(total == 0, 0.0, largest), jnp.where(total == 0, 1.0, total)
         output = jnp.where(mine, (mixed / total).T, output)
         log_sum_ref[0, 0, head, :] = (largest + jnp.log(total))[0]
@@ -302,10 +302,10 @@ def _backward_body(
 def _compute_shifts(
     output: jax.Array, upstream: jax.Array, head_dim: int, heads: int, interpret: bool
 ) -> jax.Array:
-    """Computes the sum of an output times its gradient, which the softmax's gradient subtracts.
+    """Computes each head's sum of output x upstream, which the softmax's gradient subtracts.
 
     Args: as for `backward`, and
-        heads: per column.
+        heads: number of heads per column.
 
     Returns:
         (batch, columns, heads per column, time), float32.
@@ -337,7 +337,7 @@ def _compute_shifts(
 
 
 def build_product(dtype: Any) -> Callable[..., jax.Array]:
-    """Returns a matrix product of float32 arrays over one axis of each, to `dtype`'s digits."""
+    """Returns a matrix product of float32 arrays over one axis of each, as precise as `dtype`."""
     # One pass of the matrix unit rounds to bfloat16. float32 takes several passes.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
@@ -363,7 +363,7 @@ def _cap_scores(scores: jax.Array, soft_cap: float) -> jax.Array:
 
 
 class Limits(NamedTuple):
-    """The limits on the keys that a query sees, beside causality.
+    """The kinds of limits, besides causality, on the keys that a query sees.
 
     Attributes:
         segmented: whether there are segments.
@@ -374,18 +374,18 @@ class Limits(NamedTuple):
     masked: bool
 
     def build_specs(self, queries: int, keys: int) -> list[pl.BlockSpec]:
-        """Returns the specs of the arrays of `_list_limits`.
+        """Returns Pallas's specs of the arrays from `_list_limits`.
 
         Args:
-            queries: how many queries the kernel sees at a time, a block of them or all.
-            keys: how many keys.
+            queries: number of queries that the kernel reads at a time: a block or all.
+            keys: number of keys that the kernel reads at a time.
         """
 
         def at(size: int, others: tuple) -> Any:
             return others[-1] if size == BLOCK else 0
 
         specs = []
-        if self.segmented:  # the queries' along lanes, the keys' along sublanes
+        if self.segmented:  # segments of queries along lanes, of keys along sublanes
             specs += [
                 pl.BlockSpec((1, 1, queries), lambda b, c, *others: (b, 0, at(queries, others))),
                 pl.BlockSpec((1, keys, 1), lambda b, c, *others: (b, at(keys, others), 0)),
@@ -404,18 +404,18 @@ class Limits(NamedTuple):
         return specs
 
     def split(self, refs: Sequence[Any]) -> tuple["Seen", Sequence[Any]]:
-        """Returns the limits of a kernel, and its references to other arrays."""
+        """Splits references of a kernel into its limits and the references to other arrays."""
         segments, rest = (refs[:2], refs[2:]) if self.segmented else (None, refs)
         mask, rest = (rest[:2], rest[2:]) if self.masked else (None, rest)
         return Seen(segments, mask), rest
 
 
 class Seen(NamedTuple):
-    """References to what limits the keys that a query sees.
+    """References to the arrays that limit the keys that a query sees.
 
     Attributes:
-        segments: those of the queries, and those of the keys; or None.
-        mask: as `Mask`; or None.
+        segments: the segment ids of queries and of keys; or None.
+        mask: the two arrays of `Mask`; or None.
     """
 
     segments: Any
@@ -427,7 +427,7 @@ class Seen(NamedTuple):
         Args:
             keys: slice of the keys.
             queries: slice of the queries.
-            diagonal: whether the queries have the positions of the keys, and see no later ones.
+            diagonal: whether queries and keys have the same positions, and later keys are hidden.
         """
         found = []
         if diagonal:
@@ -441,13 +441,13 @@ class Seen(NamedTuple):
         return functools.reduce(jnp.logical_and, found) if found else None
 
     def run_unless_hidden(self, keys: Any, queries: Any, run: Callable, state: Any) -> Any:
-        """Returns `run(state)`; or `state`, if the mask hides a block of keys from all queries.
+        """Returns `run(state)`, or `state` if the mask hides the keys from all the queries.
 
         Args:
-            keys: number of the block of keys.
-            queries: number of the block of queries.
-            run: a function of the state.
-            state: the state.
+            keys: index of the block of keys.
+            queries: index of the block of queries.
+            run: a function that maps the state to the next state.
+            state: a nest of arrays.
         """
         if self.mask is None:
             return run(state)
@@ -468,13 +468,13 @@ def _estimate_cost(
     queries: int,
     keys: int,
 ) -> pl.CostEstimate:
-    """Returns the cost of the work done, with complete blocks and all lanes of each product.
+    """Returns the cost of a kernel, which computes whole blocks and all lanes.
 
     Args:
         query: see `forward`; the same for key, head_dim and causal.
         products: number of products over all scores.
-        queries: number of arrays of query's shape that are read and written.
-        keys: number of arrays of key's shape.
+        queries: number of arrays of query's shape that are read or written.
+        keys: number of arrays of key's shape that are read or written.
     """
     batch, time, width = query.shape
     blocks = time // BLOCK

@@ -1,6 +1,6 @@
 """The kernels as functions of Keras's backend: ops of a TensorFlow graph, or part of a JAX program.
 
-In a JAX program for several devices, each runs a kernel on its part of the examples and heads.
+In a JAX program for several devices, each device runs a kernel on its shard of examples and heads.
 """
 
 import functools
@@ -14,9 +14,9 @@ from tftpu.errors import UserError
 from tftpu.sharding import EXAMPLES, HEADS, TIME
 from tftpu.tensors import Tensor, ops
 
-# The shapes for which `attention="auto"` takes the kernel: every generation has room for them, and
-# a step costs less than with plain attention on v4 and later, as compiled by
-# `tests.benchmarks.compiled.attention`; docs/speed.md has the figures, of v2 and v3 too.
+# The shapes for which `attention="auto"` uses the kernel: they fit into the memory of every TPU,
+# and on v4 and later a step costs less than with plain attention, according to
+# `tests.benchmarks.compiled.attention`; docs/speed.md has the figures, also for v2 and v3.
 SHORTEST, LONGEST = 1024, 4096  # tokens
 HEAD_DIMS = (64, 128)
 _WHOLE = (EXAMPLES, None, None)  # how an array of queries, keys and values side by side is sharded
@@ -32,7 +32,7 @@ def flash_attention(
     soft_cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes `tftpu.kernels.attention.attention` by the kernel `flash`.
+    """Computes `tftpu.kernels.attention.attention` with the kernel `flash`.
 
     Args: as for `attention`, with static shapes.
 
@@ -89,7 +89,7 @@ def flash_attention(
 def find_refusal(
     query: Any, key: Any, causal: bool, mask: Any = None, soft_cap: float = 0.0
 ) -> str | None:
-    """Returns why `flash_attention` does not take these shapes, and what to do; None: it does.
+    """Returns why `flash_attention` cannot take these shapes, and what to do; None if it can.
 
     Args: as for `attention`, with static shapes.
     """
@@ -104,8 +104,8 @@ def find_refusal(
     chunks = _count_chunks(causal)
     if flash.LANES % head_dim and head_dim % flash.LANES:
         return (
-            "model.attention='flash' supports heads with 64, 128 or 256 channels, not "
-            f"{head_dim}: use model.attention='plain'."
+            "model.attention='flash' needs heads whose number of channels divides 128 or is a "
+            f"multiple of 128, not {head_dim}: use model.attention='plain'."
         )
     if time > chunks * flash.LONGEST:
         longer = causal and keras.config.backend() == "jax"
@@ -132,13 +132,13 @@ def find_refusal(
 
 
 def _count_chunks(causal: bool) -> int:
-    """Returns into how many chunks the time of examples is cut; each device takes two."""
+    """Returns the number of chunks that time is divided into: two per device that shares it."""
     ring = sharding.get_ring() if causal else None
     return 1 if ring is None else 2 * ring.size
 
 
 def takes_attention(query: Any, key: Any) -> bool:
-    """Returns whether `flash_attention` can be used, on one device's heads and time.
+    """Returns whether `flash_attention` can be used; it cannot if time is sharded.
 
     Args:
         query: (batch, time, heads, head_dim).
@@ -164,16 +164,16 @@ def is_cheaper(time: int | None, head_dim: int, causal: bool) -> bool:
 
 
 def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
-    """Returns how often keys and values are repeated for heads of queries that share them.
+    """Returns how often each key head must be repeated for the query heads that share it.
 
-    The kernel takes shared ones if a head fills a column of lanes. In float32 and over a long time
-    they would need more of a core's memory than the older TPUs have. Devices that share the heads
-    need one each.
+    The kernel supports shared key heads only if a head fills a column of lanes. In float32 and over
+    a long time, they would need more memory than a core of older TPUs has. If heads are sharded,
+    each device needs at least one key head.
 
     Args:
         query: (batch, time, heads, head_dim).
         key_heads: a divisor of the heads.
-        flash: the module.
+        flash: the module `tftpu.kernels.flash`.
     """
     _, time, heads, head_dim = query.shape
     shared = heads // key_heads
@@ -186,7 +186,7 @@ def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
 
 
 def takes_rotation(x: Any, heads: int) -> bool:
-    """Returns whether `rotated` can be used for heads side by side, (batch, time, width).
+    """Returns whether `rotate_pairs` can be used for heads side by side, (batch, time, width).
 
     Raises:
         UserError: on a TPU, jax is missing.
@@ -202,8 +202,8 @@ def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
 
     Args:
         x: heads side by side, (batch, time, width).
-        cosine: (batch or 1, time, head_dim / 2), float32: of the angles.
-        sine: has the shape of cosine.
+        cosine: the cosines of the angles, (batch or 1, time, head_dim / 2), float32.
+        sine: the sines of the angles, with the shape and dtype of cosine.
         heads: number of heads in the width.
 
     Returns:
@@ -252,7 +252,7 @@ def takes_whole(x: Any, heads: int) -> bool:
 def whole_attention(
     product: Tensor, bias: Any, heads: int, segment_ids: Tensor | None = None
 ) -> Tensor:
-    """Computes self-attention over short sequences, from the projection to queries, keys, values.
+    """Computes self-attention over short sequences, given the projected queries, keys, values.
 
     Args:
         product: (batch, time, 3 x width): the projection without its bias.
@@ -297,7 +297,7 @@ def whole_attention(
 def _build_segments(
     batch: int, time: int, segment_ids: Tensor | None, mask: Tensor | None, padding: int
 ) -> list[Tensor]:
-    """Returns segments of queries and of keys, (batch, time) int32; [] if all keys are seen."""
+    """Returns segment ids of queries and keys, (batch, time) int32; [] if all keys are seen."""
     if segment_ids is None and mask is None and not padding:
         return []
     queries = ops.zeros((batch, time), "int32")
@@ -311,12 +311,12 @@ def _build_segments(
 
 
 def _build_mask(mask: Tensor, padding: int, block: int) -> list[Tensor]:
-    """Returns a mask of queries and keys as the kernel takes it, `flash.Mask`.
+    """Returns a mask of queries and keys in the form of the kernel, `flash.Mask`.
 
     Args:
         mask: (batch, time, key time), bool.
         padding: positions to append to both times.
-        block: positions of a block of the kernel.
+        block: number of positions in a block of the kernel.
     """
     mask = ops.pad(ops.cast(mask, "int8"), ((0, 0), (0, padding), (0, padding)))
     mask = ops.transpose(mask, (0, 2, 1))
@@ -326,14 +326,14 @@ def _build_mask(mask: Tensor, padding: int, block: int) -> list[Tensor]:
 
 
 def _attach_gradient(forward: Callable, backward: Callable, limits: list[Any]) -> Callable:
-    """Combines the kernels of the forward and the backward pass.
+    """Combines the kernels of the forward and the backward pass into a differentiable function.
 
     Args:
-        forward: the function of query, key, value, limits and, if there are any, sinks.
-        backward: the function of these, log_sum, output and upstream.
+        forward: a function of query, key, value, limits and, if there are any, sinks.
+        backward: a function of the same arguments, then log_sum, output and upstream.
         limits: arguments without a gradient, each a list of tensors or None.
     """
-    # They are arguments, as JAX cannot differentiate in a loop what closes over tensors of it.
+    # Passed as arguments: in a loop, JAX cannot differentiate a closure over tensors of the loop.
     flat = [tensor for limit in limits for tensor in limit or ()]
 
     @ops.custom_gradient
@@ -353,14 +353,14 @@ def _attach_gradient(forward: Callable, backward: Callable, limits: list[Any]) -
 
 
 def _add_sinks(forward: Callable, backward: Callable) -> tuple[Callable, Callable]:
-    """Extends kernels by the score of a key that each query of a head sees, whose value is zero.
+    """Adds attention sinks to kernels: one more key for each head, whose value is zero.
 
     The softmax's denominators grow, and the output shrinks by the same factor. The backward kernel
-    computes weights from the denominators alone, so that it needs no change.
+    computes weights from the denominators alone, so it needs no change.
 
     Args:
-        forward: the function of query, key, value and limits.
-        backward: the function of these, log_sum, output and upstream.
+        forward: a function of query, key, value and limits.
+        backward: a function of the same arguments, then log_sum, output and upstream.
 
     Returns:
         The same functions with the sinks, (columns, heads per column) float32, after the limits;
@@ -390,7 +390,7 @@ def _add_sinks(forward: Callable, backward: Callable) -> tuple[Callable, Callabl
 
 
 def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns results that a backward pass which recomputes the rest may keep, on JAX."""
+    """Marks results that a recomputing backward pass may keep; does nothing on TensorFlow."""
     if keras.config.backend() != "jax":
         return results
     from tftpu.kernels import jax_checkpoint
@@ -399,12 +399,12 @@ def _mark_keepable(results: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
-    """Returns a JAX function of arrays as a function of tensors.
+    """Returns a function of the backend's tensors that calls a JAX function.
 
     Args:
-        function: the function.
-        inputs: for each argument, what its dimensions are, as for `tftpu.sharding.shard_function`.
-        outputs: for each result.
+        function: a JAX function of arrays.
+        inputs: the kinds of each argument's dimensions, as for `tftpu.sharding.shard_function`.
+        outputs: the same for each result.
     """
     if keras.config.backend() == "jax":
         return sharding.shard_function(function, inputs, outputs)
@@ -414,7 +414,7 @@ def _call(function: Callable, inputs: Sequence[Any], outputs: Any) -> Callable:
 
 
 def has_kernels() -> bool:
-    """Returns whether this machine can trace the kernels: under TensorFlow, they need jax."""
+    """Returns whether the kernels can be traced here; under TensorFlow, this needs jax."""
     try:
         _import_kernel()
     except UserError:
@@ -423,7 +423,7 @@ def has_kernels() -> bool:
 
 
 def _import_kernel() -> Any:
-    """Returns the module `flash`, if this machine can run it."""
+    """Returns the module `flash`; raises `UserError` if jax is missing or does not fit."""
     try:
         if keras.config.backend() == "tensorflow":
             from tftpu.kernels import tensorflow_call

@@ -1,4 +1,4 @@
-"""Recomputation in the backward pass, by JAX, of blocks and of loops over blocks.
+"""Recomputation in the backward pass on JAX, for blocks and for loops over blocks.
 
 `tftpu.blocks.recompute` and `tftpu.blocks.scanned` use it.
 """
@@ -30,9 +30,9 @@ def forget_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
     """Returns whether the backward pass keeps a result; it keeps all but gathered weights.
 
-    JAX 0.10's `save_anything_except_these_names` keeps everything. A constraint is what gathers: it
-    is repeated as well, or its result would be kept in place of the one with the name. So are other
-    forms of an array, which might be those of a weight.
+    JAX 0.10's `save_anything_except_these_names` keeps everything. The sharding constraint, which
+    gathers a weight, is also repeated; otherwise its result would be kept instead of the named one.
+    The same holds for reshapes, casts and similar, whose results might be weights.
     """
     named = primitive.name == "name" and fields["name"] == GATHERED
     return not named and primitive.name not in _FORMS
@@ -43,10 +43,9 @@ def rematerialize(function: Callable[..., Any], remat: str) -> Callable[..., Any
 
     Args:
         function: the function; the input of a block is its first argument.
-        remat: "block": it keeps its arguments; "products": also its products with weights, which
-            are the ones without batch dimensions, and what attention's kernels found; "attention":
-            of these, what the kernels found; "offload": it keeps the block's input in the host's
-            memory.
+        remat: "block": keeps only the arguments; "attention": also the results of attention
+            kernels; "products": these and the products with weights, which are the ones without
+            batch dimensions; "offload": keeps only the block's input, in the host's memory.
     """
     policies = jax.checkpoint_policies
     attention = policies.save_only_these_names(_ATTENTION)
@@ -69,7 +68,7 @@ def rematerialize(function: Callable[..., Any], remat: str) -> Callable[..., Any
 
 
 def _naming_input(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose first argument has a name for the policies."""
+    """Returns a function that names its first argument for checkpoint policies."""
 
     def named(x: Nest, *rest: Any) -> Any:
         return function(jax.tree.map(lambda t: checkpoint_name(t, _INPUT), x), *rest)
@@ -78,7 +77,7 @@ def _naming_input(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mark_attention(results: Sequence[Tensor]) -> list[Tensor]:
-    """Returns results of a kernel for attention, by a name under which they can be kept."""
+    """Names the results of an attention kernel, so that checkpoint policies can keep them."""
     return [checkpoint_name(result, _ATTENTION) for result in results]
 
 
@@ -89,10 +88,10 @@ def checkpoint(
     others: list[keras.Variable],
     remat: str,
 ) -> Nest:
-    """Returns `forward(x, weights, states)`, keeping none of its intermediate results.
+    """Returns `forward(x, weights, states)`, whose backward pass recomputes most results.
 
     Args: as for `tftpu.kernels.tensorflow_checkpoint.checkpoint`, and
-        remat: what is recomputed, as for `rematerialize`.
+        remat: the results to keep, as for `rematerialize`.
     """
     weights, states = ([read_stored_value(v) for v in group] for group in (trained, others))
     return rematerialize(forward, remat)(x, weights, states)
@@ -108,10 +107,10 @@ def scan(
 
     Args:
         body: maps a tensor and a set of weights to a tensor like the first, and to other results.
-        x: what the first run is given.
-        weights: for each weight of a set, those of all sets.
-        remat: what is recomputed, as for `rematerialize`; "none": the backward pass gathers
-            weights again that devices share, and recomputes nothing.
+        x: the tensor for the first run.
+        weights: for each weight of a set, its values in all sets.
+        remat: the results to keep, as for `rematerialize`; "none": the backward pass recomputes
+            nothing, but gathers sharded weights again.
 
     Returns:
         The last tensor, and the other results of all runs, stacked.

@@ -14,10 +14,10 @@ import jax
 
 @contextlib.contextmanager
 def replacing_attention(attend: Callable[..., Any]) -> Iterator[None]:
-    """Lets Keras's layers attend by another function within the block.
+    """Makes Keras's layers compute attention with another function within the block.
 
     Args:
-        attend: a function of Keras's own, and of the arguments of
+        attend: a function of Keras's original function, and of the arguments of
             `keras.ops.dot_product_attention`.
     """
     from keras.src.backend.jax import nn
@@ -33,7 +33,7 @@ def replacing_attention(attend: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting_devices(platform: str) -> Iterator[None]:
-    """Lets `jax.devices()` report a device of a platform within the block, as models ask for it."""
+    """Makes `jax.devices()` report one device of a platform within the block."""
     original = jax.devices
 
     def report(backend: Any = None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The private interface of KerasHub that the kernels use: attention that is not Keras's own.
+"""The private interface of KerasHub that the kernels use: attention with sinks.
 
 Tested with KerasHub 0.32, by the tests of Keras's own attention.
 """
@@ -14,16 +14,16 @@ _MODULE = "keras_hub.src.models.gpt_oss.gpt_oss_attention"
 
 @contextlib.contextmanager
 def replacing_sink_attention(attend: Callable[..., Any]) -> Iterator[None]:
-    """Lets the layers of GptOss attend by another function within the block.
+    """Makes the layers of GptOss compute attention with another function within the block.
 
     Args:
-        attend: a function of the layer's own method, of its sinks, (heads,), of its window, and of
-            the arguments of that method.
+        attend: a function of the layer's original method, its sinks, (heads,), its window, and the
+            arguments of that method.
     """
-    module = sys.modules.get(_MODULE)  # None: then there is no such layer
+    module = sys.modules.get(_MODULE)  # None: GptOss is not imported
     layer_class: Any = getattr(module, "GptOssAttention", None)
     original = getattr(layer_class, "_compute_attention", None)
-    if original is None:  # of another KerasHub, whose other models work without
+    if original is None:  # not imported, or another KerasHub
         yield
         return
 

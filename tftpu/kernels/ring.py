@@ -1,12 +1,12 @@
 """Causal attention over sequences of which each device has consecutive tokens.
 
-Keys and values travel round the ring of devices, and each combines what its queries see of them by
-the softmax's denominators (Liu et al. 2023, https://arxiv.org/abs/2310.01889). In the order of
-tokens the last device would have all keys to look at and the first next to none. So for the time of
-attention, device i of n holds chunks i and 2n - 1 - i of 2n, which makes the work of each round the
-same on all: two pairs of chunks (Llama 3; Dubey et al. 2024, https://arxiv.org/abs/2407.21783).
+Keys and values travel round the ring of devices. Each device attends to those that pass, and merges
+the results by the softmax's denominators (Liu et al. 2023, https://arxiv.org/abs/2310.01889). With
+tokens in order, the last device would attend to all keys and the first to almost none. Therefore,
+during attention, device i of n holds chunks i and 2n - 1 - i of 2n, so all devices compute two
+pairs of chunks in each round (Llama 3; Dubey et al. 2024, https://arxiv.org/abs/2407.21783).
 
-Functions of this module are for `jax.shard_map`; `flash` computes a pair of chunks.
+Call these functions within `jax.shard_map`. The module `flash` computes a pair of chunks.
 """
 
 import functools
@@ -51,17 +51,17 @@ def forward(
     ring: Ring,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes what `flash.forward` does for the tokens of this device.
+    """Computes `flash.forward` for the tokens of this device.
 
     Args:
-        query: the device's part of the time, a multiple of twice `flash.BLOCK`; else as for
-            `flash.forward`, and so key, value, segments and head_dim.
-        ring: the devices.
-        interpret: see `flash.forward`.
+        query: see `flash.forward`, but with this device's tokens only, a multiple of twice
+            `flash.BLOCK`. The same for key, value and segments.
+        head_dim, interpret: see `flash.forward`.
+        ring: the devices that share the time.
 
     Returns:
         output: see `flash.forward`.
-        log_sum: see `flash.forward`, but of this device's two chunks, not consecutive tokens.
+        log_sum: see `flash.forward`; for this device's two chunks instead of consecutive tokens.
     """
     queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
 
@@ -113,16 +113,16 @@ def backward(
     ring: Ring,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes what `flash.backward` does for the tokens of this device.
+    """Computes `flash.backward` for the tokens of this device.
 
     Args:
         query: see `forward`; the same for key, value, segments, head_dim, ring and interpret.
         log_sum: the second result of `forward`.
-        output: the first.
-        upstream: the gradient of the output, of query's shape.
+        output: the first result of `forward`.
+        upstream: the gradient with respect to the output, with query's shape.
 
     Returns:
-        As `flash.backward`. The gradients of keys travel with them, and add up in float32.
+        See `flash.backward`. Gradients of keys travel with the keys, and are summed in float32.
     """
     queries, held, query_segments = _collect_chunks(query, key, value, segments, ring)
     given = tuple(
@@ -184,7 +184,7 @@ def _collect_chunks(
     segments: flash.Segments | None,
     ring: Ring,
 ) -> tuple[Chunks, tuple[KeyChunk, KeyChunk], Chunks]:
-    """Returns the queries, keys and segments of queries of the chunks of this device."""
+    """Returns this device's two chunks of queries, of keys and values, and of query segments."""
     of_queries, of_keys = (
         ((None, None),) * 2 if segments is None else _exchange_halves(segments, ring)
     )
@@ -194,18 +194,18 @@ def _collect_chunks(
 
 
 def _select_seen(of_queries: jax.Array | None, keys: KeyChunk) -> flash.Segments | None:
-    """Returns the segments of queries and of keys, if there are any."""
+    """Returns the segments of queries and of keys; None if there are none."""
     if of_queries is None or keys.segments is None:
         return None
     return of_queries, keys.segments
 
 
 def _exchange_halves(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
-    """Returns for each array the chunks that this device has for the time of attention.
+    """Returns, for each array, the two chunks that this device holds during attention.
 
     Args:
-        arrays: (batch, time, ...), whose time devices share in order.
-        ring: the devices.
+        arrays: (batch, time, ...), with this device's consecutive tokens.
+        ring: the devices that share the time.
     """
     found = []
     for array in arrays:
@@ -218,7 +218,7 @@ def _exchange_halves(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
 
 
 def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
-    """Returns an array in which each device has its own consecutive tokens again."""
+    """Returns this device's consecutive tokens; the inverse of `_exchange_halves`."""
     halves = [
         jax.lax.ppermute(half, ring.axis, [(b, a) for a, b in _list_destinations(ring, number)])
         for number, half in enumerate(_as_even(*chunks, ring))
@@ -227,20 +227,20 @@ def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
 
 
 def _list_destinations(ring: Ring, number: int) -> list[tuple[int, int]]:
-    """Returns the destination of each device's first half (0) or second half (1)."""
+    """Returns pairs (sender, receiver) for each device's first half (0) or second half (1)."""
     chunks = [(device, 2 * device + number) for device in range(ring.size)]
     last = 2 * ring.size - 1
     return [(device, min(chunk, last - chunk)) for device, chunk in chunks]
 
 
 def _as_even(first: jax.Array, second: jax.Array, ring: Ring) -> Chunks:
-    """Returns two arrays, swapped on devices with an odd number."""
+    """Returns two arrays, swapped on devices with an odd index."""
     even = jax.lax.axis_index(ring.axis) % 2 == 0
     return jnp.where(even, first, second), jnp.where(even, second, first)
 
 
 def _is_earlier(number: Any, ring: Ring) -> Any:
-    """Returns whether the keys held in a round are those of a device earlier in the ring."""
+    """Returns whether the keys of a round came from a device earlier in the ring."""
     return number <= jax.lax.axis_index(ring.axis)
 
 
@@ -263,7 +263,7 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _expand_to_channels(weights: jax.Array, mixed: PartialAttention) -> jax.Array:
-    """Returns weights of queries and heads, (batch, columns, heads, time), for each channel."""
+    """Repeats weights, (batch, columns, heads, time), to (batch, time, width)."""
     batch, columns, heads, time = weights.shape
     by_head = jnp.transpose(weights, (0, 3, 1, 2)).reshape(batch, time, columns * heads, 1)
     width = mixed.output.shape[2]

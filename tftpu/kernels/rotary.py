@@ -26,14 +26,14 @@ def rotate(
 
     Args:
         x: (batch, time, columns x 128); float.
-        cosine: (batch or 1, time, 128), or head_dim if that is more: of each channel's angle.
-        sine: the sine of the angle, negative for the first half of a head; it has the shape of
-            cosine.
+        cosine: the cosine of each channel's angle, (batch or 1, time, the larger of 128 and
+            head_dim), float32.
+        sine: the sine, negative for the first half of a head, with the shape of cosine.
         head_dim: a divisor or a multiple of 128.
-        interpret: whether to run on a CPU, by Pallas's interpreter.
+        interpret: whether to run on a CPU, with Pallas's interpreter.
 
     Returns:
-        As x.
+        The rotated heads, with the shape and dtype of x.
     """
     batch, time, width = x.shape
     lanes = cosine.shape[2]

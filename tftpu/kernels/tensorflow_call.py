@@ -10,11 +10,11 @@ from tftpu.kernels import internals
 
 
 def prepare() -> None:
-    """Makes JAX trace only: TensorFlow holds the TPU of this process.
+    """Restricts JAX to the CPU, for tracing, because TensorFlow holds this process's TPU.
 
     Raises:
         ImportError: jax is not installed.
-        UserError: this TensorFlow cannot read what this jax writes.
+        UserError: this TensorFlow cannot read the programs that this jax writes.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if not internals.can_embed_jax():
@@ -33,7 +33,7 @@ def call(function: Callable) -> Callable:
         function,
         with_gradient=False,
         native_serialization_platforms=("tpu",),
-        # Switched off, because preflight lowers on a machine without a TPU. Callers have checked
-        # `sharding.get_platform()`.
+        # The platform check is off, because preflight compiles on a machine without a TPU. Callers
+        # have checked `sharding.get_platform()`.
         native_serialization_disabled_checks=(jax2tf.DisabledSafetyCheck.platform(),),
     )

@@ -22,12 +22,12 @@ def checkpoint(
         forward: a pure function. Of its three results the first two have gradients.
         x: a float tensor, or a nest of them.
         trained: the variables whose values are `weights`.
-        others: the variables whose values are `states`, constants to the gradient.
+        others: the variables whose values are `states`, which get no gradient.
     """
     # The scope inside `forward` hides the enclosing scope, so current values are passed in.
     states = [tf.convert_to_tensor(v) for v in others]
     leaves = keras.tree.flatten(x)
-    results: list[Nest] = []  # of the last call, for its structure
+    results: list[Nest] = []  # results of the last call, for their structure
 
     def compute(given: Sequence[Tensor]) -> list[Tensor]:
         x_again = keras.tree.pack_sequence_as(x, given[: len(leaves)])
@@ -59,9 +59,9 @@ def checkpoint(
 def _wait_for(
     given: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns both unchanged, but makes their uses wait for `upstream`.
+    """Returns both arguments unchanged, but not before `upstream` is computed.
 
-    Otherwise a compiler would merge the two computations and keep the first result.
+    Otherwise a compiler would merge the recomputation with the forward pass and keep its results.
     """
     if sharding.get_platform() == "tpu":
         both = internals.optimization_barrier(*given, *upstream)

@@ -2,9 +2,9 @@
 
 Meant for images and sentences. Follows Dao et al. 2022, https://arxiv.org/abs/2205.14135, without
 their blocks: queries, keys and values of an example are in VMEM together, so the softmax takes
-one step and nothing is kept for the backward pass. They are read as one projection writes them,
-side by side, and their gradient is written in the same layout, along with the bias's: no array is
-split, joined, padded or copied between the matrix products. Sequences can have any length; 197
+one step and nothing is kept for the backward pass. They are read side by side, as one projection
+writes them. Their gradient is written in the same layout, with the bias's: no array is split,
+joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
 
 Columns of 128 lanes and transposed scores as in `tftpu.kernels.flash`. Everything is float32
@@ -51,14 +51,14 @@ def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
 def forward(
     qkv: jax.Array, segments: Segments | None, *, head_dim: int, interpret: bool = False
 ) -> jax.Array:
-    """Computes attention of each token to all of its segment.
+    """Computes attention of each token to all tokens of its segment.
 
     Args:
         qkv: (batch, time, 3 x width): queries, keys and values, each head after head.
-        segments: those of the queries and those of the keys, each (batch, time) int32: a query
-            sees only keys of the same segment. None: all keys.
+        segments: the segment ids of queries and of keys, each (batch, time) int32; a query sees
+            only keys of the same segment. None: all keys.
         head_dim: a divisor or a multiple of 128.
-        interpret: whether to run on a CPU, by Pallas's interpreter.
+        interpret: whether to run on a CPU, with Pallas's interpreter.
 
     Returns:
         (batch, time, width), of qkv's dtype.
@@ -85,7 +85,7 @@ def backward(
 
     Args:
         qkv: see `forward`; the same for segments, head_dim and interpret.
-        upstream: the gradient of the output, (batch, time, width).
+        upstream: the gradient with respect to the output, (batch, time, width).
 
     Returns:
         d_qkv: has the shape and dtype of qkv.
@@ -167,7 +167,7 @@ def _mask_to_head(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Arra
 
 
 def _compute_softmax(scores, segments):
-    """Returns weights, (keys, queries), and their divisors, (1, queries)."""
+    """Returns weights before division, (keys, queries), and the divisors, (1, queries)."""
     if segments:
         query_segments, key_segments = segments
         scores = jnp.where(key_segments[0] == query_segments[0], scores, HIDDEN)
@@ -184,10 +184,10 @@ def _unpack_sizes(qkv: jax.Array) -> tuple[int, int, int]:
 def _call(
     body: Callable, qkv: jax.Array, head_dim: int, products: int, arrays: int
 ) -> Callable[..., Any]:
-    """Returns a kernel over the examples, together with its cost.
+    """Returns `pl.pallas_call` for a kernel that runs once per example, with its cost.
 
     Args:
-        body: the kernel's function.
+        body: the function of the kernel.
         qkv: see `forward`; the same for head_dim.
         products: number of matrix products over all scores. Rows are counted in whole sublanes,
             columns in whole lanes.

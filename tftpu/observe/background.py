@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 LIMIT = 10_000  # most calls that may wait; further ones are dropped
 CLOSING = 20.0  # seconds that the end of a run waits for the thread
-_UPLOADING = 300.0  # the same for a service that uploads the whole run when it ends
+_UPLOADING = 300.0  # `CLOSING` for services that upload the whole run when it ends
 
 
 class Worker:
-    """A thread that makes calls in their order, with a limited number of them waiting.
+    """A thread that executes calls in order, from a queue of limited length.
 
     Args:
-        name: the name of the thread, which messages show.
+        name: the name of the thread.
         limit: number of calls that may wait.
         idle: called in the thread when no call is waiting.
     """
@@ -41,7 +41,7 @@ class Worker:
         """Queues a call for the thread; returns False if too many are waiting.
 
         Raises:
-            BaseException: what an earlier call raised.
+            BaseException: the exception of an earlier call.
         """
         if self._error is not None:
             error, self._error = self._error, None
@@ -56,17 +56,17 @@ class Worker:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Waits until all calls are made; returns False if that takes longer."""
+        """Waits until all calls have ended; returns False if that takes longer than `seconds`."""
         done = threading.Event()
         if self._thread.ident is None:
             return True
         return self.submit(done.set) and done.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Ends the thread after the waiting calls; returns False if that takes longer.
+        """Ends the thread after all queued calls; returns False if that exceeds `seconds`.
 
         Raises:
-            BaseException: what a call raised.
+            BaseException: the exception of a call.
         """
         if self._thread.ident is None:
             return True
@@ -90,10 +90,10 @@ class Worker:
 
 
 def open_services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
-    """Returns the writers of services that options name.
+    """Returns the writers of the services that `options.writers` names, each in a thread.
 
     Raises:
-        UserError: one is not installed, or cannot start.
+        UserError: the package of a service is not installed, or the service cannot start.
     """
     metric = options.best_metric or "loss"
     made = [BY_NAME[name](workdir, metric) for name in options.writers]
@@ -101,13 +101,13 @@ def open_services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
 
 
 class Background(Writer):
-    """A writer whose calls a thread makes, in their order.
+    """A writer that passes its calls to another writer in a thread, in order.
 
     An error of the writer is reported once, as `Writers` does. While the writer waits for its disk
     or bucket, calls wait as well, up to `LIMIT`.
 
     Args:
-        writer: is used by the thread only, from here on.
+        writer: the other writer, which only the thread may use from now on.
         closing: seconds that `close` waits.
     """
 
@@ -141,13 +141,13 @@ class Background(Writer):
         self._do(self._writer.flush, durable)
 
     def wait(self, seconds: float) -> bool:
-        """Waits until all calls are made; returns False if that takes longer."""
+        """Waits until all calls have ended; returns False if that takes longer than `seconds`."""
         return self._worker.wait(seconds)
 
     def close(self) -> None:
         """Waits for the thread, but not forever, because a bucket may not answer."""
         if self._dropped:
-            _log.warning("%s lacks what %s calls would have written.", self._name, self._dropped)
+            _log.warning("%s lost the output of %s dropped calls.", self._name, self._dropped)
         self._do(self._writer.close)
         if not self._worker.close(self._closing):
             _log.warning(
@@ -169,7 +169,7 @@ class Background(Writer):
             self._dropped += 1
 
     def _make(self, call: Callable[..., None], *args: Any) -> None:
-        """Makes a call, in the thread."""
+        """Executes a call in the thread; logs the first failure of the writer."""
         try:
             call(*args)
         except (OSError, *self._writer.failures) as error:

@@ -26,11 +26,11 @@ _TO_FIRST_COLUMN = Control(ControlType.CARRIAGE_RETURN)
 
 
 class Progress(NamedTuple):
-    """The progress of a run; a number that is not known yet is None.
+    """The progress of a run; values that are not known yet are None.
 
     Attributes:
         step: steps trained.
-        loss: mean of the last device loop.
+        loss: mean loss of the last device loop.
         rate: examples per second on all devices.
         mfu: model FLOPs utilisation, from 0 to 1.
         eta: estimated seconds to the last step.
@@ -58,8 +58,8 @@ class Console(writers.Writer):
     Args:
         steps: total steps of the run; None: unknown.
         start: the step that the run starts at.
-        chips: TPU chips, to show throughput per chip; None: no TPU, so the total is shown.
-        live: whether a terminal shows the live line; else it gets plain lines, too.
+        chips: number of TPU chips, to show throughput per chip; None: the total is shown.
+        live: whether to show a live line on a terminal; otherwise it also gets plain lines.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Console(writers.Writer):
             self._live.start()
 
     def show_compiling(self) -> contextlib.AbstractContextManager[None]:
-        """Prints, where there is no live line, that the train step is compiled in the block.
+        """Returns a context in which the train step compiles; says so if there is no live line.
 
-        Without a terminal, the seconds of the block are counted.
+        Without a terminal, the context also prints the seconds that have passed.
         """
         if self._live:
             return contextlib.nullcontext()
@@ -105,7 +105,7 @@ class Console(writers.Writer):
         self._line.set_phase("training")
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        """Prints a line of scalars; the live line shows those of training."""
+        """Prints a line of scalars; training scalars appear in the live line instead, if any."""
         if split == writers.HOST:
             return
         if split == "train":
@@ -114,7 +114,7 @@ class Console(writers.Writer):
                 return
         text = writers.format_line(step, self._steps, split, scalars)
         if split == "train":
-            # The only line of a short run is easily read as the state at its end.
+            # Readers could take the only line of a short run for the state at its end.
             if step == self._steps and step - self._start > 1 and not self._has_trained:
                 text += f"  (means of {step - self._start} steps)"
             self._has_trained = True
@@ -141,7 +141,7 @@ class LiveLine:
     Args:
         steps: total steps of the run; None: unknown.
         start: the step that the run starts at.
-        chips: TPU chips, to show throughput per chip; None: the total is shown.
+        chips: number of TPU chips, to show throughput per chip; None: the total is shown.
 
     Attributes:
         progress: the progress of the run.

@@ -1,4 +1,4 @@
-"""The writer of a trial of a hyper-parameter tuning job on Vertex AI.
+"""A writer for trials of hyper-parameter tuning jobs on Vertex AI.
 
 The service's agent reads a local file of JSON lines, in the format of Google's package
 cloudml-hypertune. The service names the file and the trial in the environment.
@@ -43,7 +43,7 @@ class Hypertune(Writer):
             ) from error
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        # The service compares numbers, so it gets no value of a trial whose value is not finite.
+        # The service compares values, so it gets none that is not finite.
         if split != "eval" or not math.isfinite(scalars[self._metric]):
             return
         earlier = [line for line in self._lines if int(line["global_step"]) < step]

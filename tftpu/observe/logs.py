@@ -14,8 +14,8 @@ _format_as_python = warnings.formatwarning
 def set_up() -> None:
     """Sends the warnings of all loggers to stderr, as "tftpu: warning: …".
 
-    Those of other packages carry their own name. What tftpu's code says by `warnings.warn` has the
-    same format. Calling it again changes nothing.
+    Lines of other packages begin with the name of the package. Warnings from `warnings.warn` in
+    tftpu have the same format. Calling it again changes nothing.
     """
     warnings.formatwarning = _format_warning
     root = logging.getLogger()
@@ -44,7 +44,7 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A handler that writes to the current `sys.stderr`, which a live line replaces."""
+    """A handler that writes to the current `sys.stderr`, because a live line replaces it."""
 
     def __init__(self, level: int):
         logging.Handler.__init__(self, level)

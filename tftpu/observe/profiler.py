@@ -27,7 +27,7 @@ class Profiler:
     Args:
         logdir: the folder that TensorBoard reads; None: nothing is profiled.
         plan: windows of steps and "slow", as `tftpu.config.profile_plan` reads them.
-        tracer: the engine's.
+        tracer: the engine's tracer.
 
     Attributes:
         running: whether a profile is being recorded.
@@ -94,7 +94,7 @@ class Profiler:
             median = statistics.median(self._loops)
             if seconds > max(slowest, 1.5 * median):
                 self._slow_taken += 1
-                self._asked = f"one took {1e3 * seconds:.1f} ms, the median {1e3 * median:.1f} ms"
+                self._asked = f"a step took {1e3 * seconds:.1f} ms, median {1e3 * median:.1f} ms"
         self._loops.append(seconds)
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Writers that send a run's numbers to MLflow, and to Weights & Biases."""
+"""Writers that send a run's scalars, texts and images to MLflow or Weights & Biases."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ from tftpu.storage.own_files import OwnFile
 
 
 class MLflow(Writer):
-    """A run of MLflow, configured by its environment (MLFLOW_TRACKING_URI, ...).
+    """A writer to MLflow, configured by environment variables (MLFLOW_TRACKING_URI, ...).
 
-    A workdir keeps its run when it is resumed.
+    When a workdir is resumed, its MLflow run continues.
     """
 
     def __init__(self, workdir: str):
@@ -69,9 +69,9 @@ class MLflow(Writer):
 
 
 class WandB(Writer):
-    """A run of Weights & Biases, configured by its environment (WANDB_PROJECT, WANDB_MODE, ...).
+    """A writer to Weights & Biases, configured by environment variables (WANDB_PROJECT, ...).
 
-    A workdir keeps its run when it is resumed.
+    When a workdir is resumed, its run there continues.
     """
 
     def __init__(self, workdir: str):
@@ -109,7 +109,7 @@ class WandB(Writer):
         self._run.finish()
 
 
-# Makers of the writers that `TrainConfig.writers` may name; they take the workdir and the metric
+# Functions that build the writers named in `TrainConfig.writers`, given the workdir and the metric
 # that decides which step is best.
 BY_NAME: dict[str, Callable[[str, str], Writer]] = {
     "mlflow": lambda workdir, _: MLflow(workdir),
@@ -128,8 +128,8 @@ def _explain_errors(
     except failures as error:
         first = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"The writer {module!r} cannot start: {first} Set {variable}, or remove it from "
-            "the option train.writers."
+            f"The writer {module!r} cannot start: {first} Set {variable}, or remove the "
+            "writer from the option train.writers."
         ) from error
 
 

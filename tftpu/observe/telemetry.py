@@ -18,8 +18,8 @@ GIB = 2.0**30
 MB = 1e6
 
 _FASTER_DATA = (
-    "For a config, `tftpu data check` measures its data. In a tf.data pipeline of your own, "
-    "cache() what fits into memory, and map(…, num_parallel_calls=tf.data.AUTOTUNE)."
+    "`tftpu data check` measures the data of a config. In your own tf.data pipeline, cache() data "
+    "that fit into memory, and use map(…, num_parallel_calls=tf.data.AUTOTUNE)."
 )
 _PREPARE_ONCE = (
     "The model's preprocessor runs again for each batch of each epoch. For data that fit into "
@@ -33,14 +33,14 @@ _TPU_METRICS = (
     ("hbm_capacity_usage", "tpu_memory_gib", GIB, "max"),
     ("hbm_capacity_total", "tpu_memory_total_gib", GIB, "max"),
 )
-_NOTICEABLE = 1.0  # seconds of waiting since the last message; less is nobody's concern
+_NOTICEABLE = 1.0  # seconds since the last call; less waiting causes no alert
 
 
 class Telemetry:
     """A thread that samples the machine every few seconds.
 
     Args:
-        workdir: its disk is measured, unless it is remote.
+        workdir: the folder whose disk is measured, unless it is remote; None: no disk is.
         beat: called after each sample, in the thread.
         every: seconds between two samples.
         tpu: whether this host has a TPU; without one, libtpu's monitoring hangs for minutes.
@@ -73,13 +73,13 @@ class Telemetry:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops sampling; a libtpu that does not answer is not waited for."""
+        """Stops sampling; waits at most 5 seconds, because libtpu may not answer."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
 
     def sample(self) -> dict[str, float]:
-        """Returns the current state of the machine; rates are means since the last call."""
+        """Returns the current load of the machine by name; rates are means since the last call."""
         before, self._counters = self._counters, _read_counters()
         (then, moved_then), (now, moved) = before, self._counters
         memory = psutil.virtual_memory()
@@ -110,9 +110,9 @@ class Telemetry:
 
 
 def read_tpu_sample() -> dict[str, float]:
-    """Returns duty cycle, TensorCore utilisation and memory of this host's chips, by libtpu.
+    """Returns duty cycle, TensorCore utilisation and memory of this host's chips, from libtpu.
 
-    Metrics that the installed libtpu lacks are left out; all of them if there is no libtpu.
+    Metrics that the installed libtpu lacks are left out. Without libtpu, the result is empty.
     """
     try:
         from libtpu.sdk import tpumonitoring  # pyright: ignore[reportMissingImports] (TPU hosts)
@@ -133,8 +133,8 @@ def find_alerts(
     """Returns messages about problems that users should know about, by topic.
 
     Args:
-        sample: the last one of the machine; may be empty.
-        seconds: the seconds of each part of the run since the last call.
+        sample: the last sample of the machine, by name; may be empty.
+        seconds: the seconds of each activity of the run since the last call, by name.
         preprocessed: whether the model's own preprocessor is mapped over the data.
     """
     found = {}
@@ -180,7 +180,7 @@ def find_alerts(
 
 
 def _read_counters() -> tuple[float, dict[str, float]]:
-    """Returns the time, and the bytes moved since the machine started, by counter."""
+    """Returns the time in seconds, and the bytes moved since the machine started, by name."""
     moved = {}
     disk = psutil.disk_io_counters()
     if disk is not None:  # some containers have no disk counters

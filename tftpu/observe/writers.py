@@ -1,4 +1,4 @@
-"""Writers: sinks for a run's numbers, texts and images. The console's is in `console.py`."""
+"""Writers: sinks for a run's scalars, texts and images. The console's is in `console.py`."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ Hyperparameters = Mapping[str, bool | int | float | str]
 # Scalars that are drawn as curves, but left out of log lines.
 CURVES_ONLY = ("learning_rate", "grad_norm", "weight_norm")
 THROUGHPUT = "examples_per_sec"
-# Bytes of events after which a new file is begun in a bucket, where every flush uploads the whole
+# Bytes after which a new event file is started in a bucket, where every flush uploads the whole
 # file.
 EVENTS = 1 << 18
 HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leaves out
@@ -31,13 +31,13 @@ class Writer:
     """A sink. Its methods do nothing by default; steps never decrease within one run.
 
     Attributes:
-        failures: errors other than OSError that mean it cannot write; they do not end a run.
+        failures: exceptions, besides OSError, of a failed write; they do not end a run.
     """
 
     failures: tuple[type[Exception], ...] = ()
 
     def begin(self, config: Hyperparameters) -> None:
-        """Receives the settings of the run, a flat mapping, once before anything else."""
+        """Receives the settings of the run, a flat mapping, before all other calls."""
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
         """Writes scalars, finite or not.
@@ -64,7 +64,7 @@ class Writer:
         """Writes everything that the writer has buffered.
 
         Args:
-            durable: whether it is to survive a crash of the machine, too.
+            durable: whether the data must survive a crash of the machine.
         """
 
     def close(self) -> None:
@@ -230,19 +230,19 @@ class TensorBoard(Writer):
         self._config = {}
 
     def _open_folder(self, folder: str, step: int, size: int = 0) -> Any:
-        """Returns the context of a folder's writer.
+        """Returns a context in which summaries are written to a folder.
 
         Args:
             folder: a folder in the workdir.
-            step: the step of what is written in the context.
-            size: its approximate bytes.
+            step: the step of the summaries in the context.
+            size: the approximate bytes of these summaries.
         """
         import tensorflow as tf
 
         self._written[folder] = self._written.get(folder, 0) + size
         full = self._written[folder] > EVENTS and folder in self._writers
         if full and files.is_remote(self._workdir):
-            # The bucket cannot be reached: a later call tries again.
+            # If the bucket cannot be reached, a later call tries again.
             with contextlib.suppress(tf.errors.OpError):
                 self._writers[folder].flush()
                 self._writers.pop(folder).close()
@@ -250,7 +250,7 @@ class TensorBoard(Writer):
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
             # TensorFlow also flushes a full queue. This is good on a disk, but in a bucket only
-            # time decides.
+            # elapsed time should cause a flush.
             queue = 10_000 if files.is_remote(path) else 10
             self._writers[folder] = tf.summary.create_file_writer(path, queue, flush_millis=10_000)
         # An array, because TensorFlow keeps every Python number that it has ever converted.
@@ -262,10 +262,10 @@ class TensorBoard(Writer):
 
 @contextlib.contextmanager
 def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
-    """Writes events with a TensorFlow writer, without the flush that its own context ends with.
+    """Makes a TensorFlow writer the default within the block, without a flush at the end.
 
-    The thread's earlier default returns at the end. TensorFlow flushes whatever is the default
-    then: a writer with nothing to flush. (Its no-op writer is never a default.)
+    Leaving the context restores the previous default and flushes the current one, which is then a
+    writer with nothing to flush. (TensorFlow's no-op writer cannot be the default.)
     """
     import tensorflow as tf
 
@@ -283,7 +283,7 @@ def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
 
 
 def format_step(step: int, steps: int | None) -> str:
-    """Returns a step beside the total of the run, if that is known."""
+    """Returns a step as text, followed by "/" and the total steps if they are known."""
     return str(step) if steps is None else f"{step}/{steps}"
 
 

@@ -1,4 +1,4 @@
-"""XLA's options for programs that are divided over a mesh of TPUs.
+"""XLA's options for programs that are sharded over a mesh of TPUs.
 
 `python -m tests.benchmarks.compiled.sharded_cost` compiles models with and without them.
 """
@@ -39,7 +39,7 @@ def choose_compiler_options(setting: str, generation: Generation | None) -> dict
     """Returns the options that a program is compiled with, by name.
 
     Args:
-        setting: "auto": those of the generation; else as for `parse_options`.
+        setting: "auto" for the options of the generation, or a text for `parse_options`.
         generation: the generation of the TPU; None on other hardware, for which "auto" chooses
             none.
 
@@ -60,7 +60,7 @@ def parse_options(text: str) -> dict[str, str]:
     """Returns the options of a text such as "xla_a=1,xla_b=true"; "" has none.
 
     Raises:
-        UserError: the text is something else.
+        UserError: the text has another form.
     """
     options: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -76,5 +76,5 @@ def parse_options(text: str) -> dict[str, str]:
 
 
 def as_text(options: Mapping[str, str]) -> str:
-    """Returns options as `parse_options` reads them."""
+    """Returns options as a text that `parse_options` reads."""
     return ",".join(f"{name}={value}" for name, value in options.items())

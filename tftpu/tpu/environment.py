@@ -1,4 +1,4 @@
-"""The TPU of this machine and what drives it; variables to set before TensorFlow is imported."""
+"""Detects this machine's TPU, and sets variables before TensorFlow is imported."""
 
 import glob
 import importlib.util
@@ -16,12 +16,12 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
     """Sets the variables that TensorFlow and libtpu need on this machine.
 
     From v5e on, tensorflow-tpu reaches a TPU through PJRT, which must be enabled; the settings are
-    those of Keras's own tests on TPUs. Another TensorFlow leaves the TPU to JAX. Without a TPU,
+    those of Keras's own tests on TPUs. Without tensorflow-tpu, JAX uses the TPU. Without a TPU,
     libtpu would query a metadata server that does not exist, and `import tensorflow` would hang for
     minutes. Variables that are already set keep their values.
 
     Args:
-        environ: the variables, changed in place.
+        environ: the environment variables, changed in place.
         root: root of the file system.
     """
     spec = importlib.util.find_spec("libtpu")
@@ -43,18 +43,18 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
 def quieten_tensorflow(
     environ: MutableMapping[str, str] = os.environ, gpu: str = "/dev/nvidiactl"
 ) -> None:
-    """Hides the log lines of TensorFlow's C++ code; what fails there is raised as an exception.
+    """Hides the log lines of TensorFlow's C++ code; its errors are raised as exceptions, too.
 
     A damaged picture, for example, would write a line each time that it is decoded. TensorFlow
     reads the variable when it is imported, so this does nothing later, and nothing if the variable
     is already set.
 
     Args:
-        environ: the variables, changed in place.
-        gpu: the file of NVIDIA's driver. Where it is, errors are shown.
+        environ: the environment variables, changed in place.
+        gpu: the device file of NVIDIA's driver. If it exists, errors are shown.
     """
     if "tensorflow" not in sys.modules:
-        # Where there is a GPU, TensorFlow only logs why it does not use it.
+        # If TensorFlow does not use a GPU, only an error in its log says why.
         level = "2" if os.path.exists(gpu) else "3"
         environ.setdefault("TF_CPP_MIN_LOG_LEVEL", level)
 
@@ -66,7 +66,7 @@ def has_tpu(root: str = "/") -> bool:
 
 def is_installed(distribution: str) -> bool:
     """Returns whether a package is installed in this environment."""
-    from importlib import metadata  # half of the time that `import tftpu` would take
+    from importlib import metadata  # would double the time of `import tftpu`
 
     try:
         metadata.version(distribution)
@@ -79,6 +79,6 @@ def can_jax_drive_tpus(is_installed: Callable[[str], bool] = is_installed) -> bo
     """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot.
 
     Args:
-        is_installed: says so of a package.
+        is_installed: returns whether a package is installed.
     """
     return not is_installed("tensorflow-tpu") and all(map(is_installed, ("jax", "libtpu")))

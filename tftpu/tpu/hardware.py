@@ -56,7 +56,7 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     """Returns the hardware behind an engine's devices.
 
     Args:
-        data_shards: number of shards that a global batch is cut into, one per device.
+        data_shards: number of shards of a global batch, one per device.
         is_tpu: whether the devices are TPU cores.
     """
     if not is_tpu:

@@ -32,16 +32,16 @@ class Generation:
         hbm_limit: bytes available to a program on one core, as the compiler reports them when it
             runs out of memory; less than the chip's HBM.
         link_gbps: bandwidth of one inter-chip link in one direction, GB/s.
-        ring: an axis of a slice closes to a ring if its chips are a multiple of this. On v4, v5p
-            and tpu7x optical switches close cubes of 4 x 4 x 4, so only if all axes are; elsewhere
-            an axis closes where it is as long as the pod.
+        ring: an axis of a slice forms a ring if its number of chips is a multiple of this. On v4,
+            v5p and tpu7x, where optical switches join cubes of 4 x 4 x 4, all axes must be such
+            multiples; elsewhere only an axis as long as the pod forms a ring.
         network_gbps: a chip's share of its host's bandwidth into the data-centre network, GB/s.
         host_gbps: a chip's bandwidth to its host's memory, in one direction, GB/s.
         usd_hour: on-demand price of a chip-hour, US dollars (`PRICE_SOURCE`).
         watts: mean power (`POWER_SOURCE`); None if not published.
         shapes: chips along each axis of every slice on sale, smallest slice first.
         largest_host: chips of the largest slice that one host has; hosts of larger slices have 4.
-        chip_config: libtpu's name for the way in which a chip's cores work, if it is not its own
+        chip_config: libtpu's name for the mode in which a chip's cores work; empty: libtpu's
             default.
         supports_tensorflow: whether TensorFlow can use the chip; JAX can use every one.
         core_gbps: bandwidth between the two devices of a chip in one direction, GB/s; infinite
@@ -83,7 +83,7 @@ _CUBES = (
 
 # Sources. Link bandwidth: Jouppi et al. 2020 (CACM 63:7) for v2 and v3, Jouppi et al. 2023
 # (arXiv:2304.01433) for v4. Network: for v5e and v6e, the documented bandwidth of a pod divided by
-# its chips; for tpu7x, that documented of a chip; for the others, 100 or 200 Gbit/s for the four
+# its chips; for tpu7x, the documented one of a chip; for the others, 100 or 200 Gbit/s for the four
 # chips of a host. Host: assumed to be 16 lanes of PCIe 3, and PCIe 4 for v6e and tpu7x. Its memory:
 # that of the machine types ct5lp-hightpu (48 GB a chip, https://cloud.google.com/tpu/docs/v5e) and
 # ct6e-standard (176 GB with one chip, 1,440 GB with eight).
@@ -142,7 +142,7 @@ class Slice:
 
     Attributes:
         name: Google's name, such as "v5e-8", or with a number of slices, "2xv5e-256". For tpu7x,
-            whose slices Google names by their shape, that of its tools xpk and MaxText.
+            whose slices Google names by their shape, the name in its tools xpk and MaxText.
         generation: generation of the chips.
         shape: chips along each axis of the torus, such as "2x4".
         slices: number of such slices, which the data-centre network joins.
@@ -176,11 +176,11 @@ class Slice:
         return _parse_axes(self.shape)
 
     def count_links(self, chips: int) -> int:
-        """Returns how many of its links a chip can use at once to exchange with a group.
+        """Returns the number of links that a chip can use at once in collectives of a group.
 
-        Along an axis that closes to a ring there are two, along any other one: whoever stands at
-        its end has no second. A group lies along the first axes that its size fits, as
-        `jax.make_mesh` places it; one that fits none is a ring through the slice.
+        An axis that forms a ring has two, any other axis one, because chips at its ends have no
+        second one. A group lies along the first axes whose product is its size, as `jax.make_mesh`
+        places it; a group that fits no axes is a ring through the slice.
 
         Args:
             chips: size of the group, this chip included.
@@ -209,13 +209,13 @@ class Slice:
 
     @property
     def host_limit(self) -> int | None:
-        """Bytes of its host's memory for each device; None if it is not known."""
+        """Bytes of a host's memory for each of its devices; None if it is not known."""
         gb = self.generation.host_gb
         return None if gb is None else int(gb * 1e9 / self.generation.cores)
 
     @property
     def replicas(self) -> int:
-        """Number of devices that libtpu compiles for; each holds one share of the global batch."""
+        """Number of devices that libtpu compiles for; each gets one shard of the global batch."""
         return self.chips * self.generation.cores
 
     @property
@@ -235,7 +235,7 @@ class Slice:
 
 
 ALIASES = {"v5litepod": "v5e"}  # other names that Google uses for generations
-_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # in no slice's name
+_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # never in a slice's name
 
 
 def parse_slice(name: str) -> Slice:
@@ -246,7 +246,7 @@ def parse_slice(name: str) -> Slice:
             v2, v3, v4, v5p and tpu7x, and chips for v5e and v6e. "2xv5e-256" are two slices.
 
     Raises:
-        UserError: there is no such generation, or no slice of this size.
+        UserError: the generation is unknown, or has no slice of this size.
     """
     several = re.fullmatch(r"([0-9]{1,4})[xX]([a-zA-Z].*)", name.strip())
     if several:
@@ -257,7 +257,7 @@ def parse_slice(name: str) -> Slice:
                 "network. Slices of v4 and later are."
             )
         if count < 1:
-            raise UserError(f"{name!r} are not slices: write {one.name}, or 2x{one.name}.")
+            raise UserError(f"{name!r} names no slices: write {one.name}, or 2x{one.name}.")
         return (
             one
             if count == 1
@@ -298,14 +298,14 @@ def _format_name(generation: Generation, shape: str) -> str:
 
 
 def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> str:
-    """Returns a clause with the slices of the next smaller and larger size, the nearest first."""
+    """Returns a sentence that suggests the next smaller and larger slices, the nearest first."""
     near = [*[s for s in sizes if s < size][-1:], *[s for s in sizes if s > size][:1]]
     near.sort(key=lambda s: abs(s - size))
     return f" Did you mean {' or '.join(repr(f'{generation.name}-{s}') for s in near)}?"
 
 
 def _suggest(name: str) -> str:
-    """Returns a clause with the slice whose name is nearest to another name, or the generations."""
+    """Returns a sentence that suggests the slice with the nearest name, or the generations."""
     known = {_simplify(slice_name): slice_name for slice_name in list_names()}
     for generation in GENERATIONS.values():  # xpk calls tpu7x-8 tpu7x-2x2x1
         for shape in generation.shapes:
@@ -314,7 +314,7 @@ def _suggest(name: str) -> str:
     if begun and begun[0] in known.values():
         return f" Did you mean {begun[0]!r}?"
     given = _simplify(name)
-    number = re.search(r"\d", given)  # of the generation: v8-8 is not close to v4-8
+    number = re.search(r"\d", given)  # the generation's: v8-8 is not close to v4-8
     near = find_nearest(given, [k for k in known if number and k.startswith(number[0])])
     if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."
@@ -322,7 +322,7 @@ def _suggest(name: str) -> str:
 
 
 def _simplify(name: str) -> str:
-    """Returns what tells a slice from others: "7x8" for tpu7x-8, v7x-8, TPU7x8 and ironwood-8."""
+    """Returns a normalized name: "7x8" for tpu7x-8, v7x-8, TPU7x8 and ironwood-8."""
     simple = name.lower()
     for other, generation in (ALIASES | _OTHER_NAMES).items():
         simple = simple.replace(other, generation)

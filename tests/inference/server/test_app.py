@@ -196,7 +196,7 @@ def with_a_float() -> list:
         ({"instance": [1]}, "Did you mean 'instances'?"),
         (
             {"images": [1]},
-            "'images' is an input of the model, which belongs into inputs. Send "
+            "'images' is an input of the model, which belongs in inputs. Send "
             '{"instances": [...]} or {"inputs": {"images": [...]}}.',
         ),
         ({"x": [1]}, 'parameters. Send {"instances": [...]} or {"inputs": {"images": [...]}}.'),

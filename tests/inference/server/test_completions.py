@@ -153,7 +153,7 @@ def message_of(answer: dict[str, Any], kind: str) -> str:
         *(
             (
                 {"stream_options": options, "stream": True},
-                'stream_options must be {"include_usage": true}, or false in its place.',
+                'stream_options takes only "include_usage", which is true or false.',
             )
             for options in ({"include_usage": 1}, {"include": True}, [])
         ),
@@ -279,7 +279,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused():
         asked["prompt"].append("a" * 64)
         status, answer = ask(port, "POST", "/v1/completions", asked)
     said = message_of(answer, "invalid_request_error")
-    assert status == 400 and "has 64 tokens, and the model's context 64" in said
+    assert status == 400 and "has 64 tokens, but the model's context is 64" in said
 
 
 @pytest.mark.medium

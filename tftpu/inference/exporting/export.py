@@ -24,7 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # takes seconds
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # slow imports
 _BATCHES = (5, 1)
 
 
@@ -85,12 +85,12 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 
 def keras_file(serving: Serving, to: str) -> Exported:
-    """Writes a `.keras` file, the model itself; see `onnx`."""
+    """Writes the model as a `.keras` file; see `onnx`."""
     return _write_model(serving, to, lambda path: serving.model.save(path))
 
 
 def preset(serving: Serving, to: str) -> Exported:
-    """Writes a preset of KerasHub, a model of it with its preprocessor if it has one; see `onnx`.
+    """Writes a KerasHub model, with its preprocessor if it has one, as a preset; see `onnx`.
 
     Raises:
         UserError: as for `onnx`, or the run's KerasHub cannot write the model.
@@ -100,7 +100,7 @@ def preset(serving: Serving, to: str) -> Exported:
 
 
 def _write_model(serving: Serving, to: str, write: Callable[[Path], None]) -> Exported:
-    """Writes a model that Keras runs, with the modules that define it."""
+    """Writes a model that Keras loads, and runs it with the modules that define its layers."""
     modules = sorted(list_modules(serving.model))
     return _write_export(serving, to, write, "run_keras.py", modules)
 
@@ -145,8 +145,8 @@ def _compare_export(
     Args:
         serving: the model.
         path: the path of the export.
-        program: the program that runs it, and the modules that it needs.
-        calls: the inputs by name, of each call.
+        program: the script that runs it, and the modules that it needs.
+        calls: the inputs of each call, by name.
         scratch: a folder for inputs and outputs.
 
     Raises:
@@ -201,7 +201,7 @@ def _compute_difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.
 
 
 def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether integers or texts are equal; classes only where no rounding decides."""
+    """Returns whether integers or texts are equal; near ties may have different classes."""
     same = (value.astype(str) if value.dtype == object else value) == theirs
     if "class" in ours and ours["logits"].shape[-1] > 1:
         scores = np.sort(ours["logits"], -1)

@@ -13,8 +13,8 @@ class Input:
         name: the name of the input.
         shape: the shape of an example.
         dtype: the dtype, such as "uint8".
-        below: for integers, the upper limit of the values that the model takes; None: unknown.
-        tried_below: for integers, the upper limit of random values that try the model.
+        below: for integers, the largest value that the model accepts, plus 1; None: unknown.
+        tried_below: for integers, the largest random test value, plus 1.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Input:
     tried_below: int = 256
 
     def draw_examples(self, examples: int, seed: int) -> np.ndarray:
-        """Returns random values, which are always the same."""
+        """Returns random values, (examples, *shape), which depend only on the seed."""
         rng = np.random.default_rng(seed)
         size = (examples, *self.shape)
         if np.issubdtype(self.dtype, np.integer):

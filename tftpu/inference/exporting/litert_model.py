@@ -4,8 +4,8 @@ The converter is TensorFlow's own, which here may not fall back to TensorFlow's 
 It knows `erf` only in one formula, GELU, as `tftpu.models.layers.gelu` and `keras.activations.gelu`
 write it. So the graph needs no changes, and a phone computes GELU in one step.
 
-Further facts for programs are added in the way of TensorFlow Lite's own tools: as files of a zip
-archive after the model, which interpreters ignore.
+Metadata for programs is added as TensorFlow Lite's own tools do it: as files in a zip archive after
+the model, which interpreters ignore.
 """
 
 import importlib.util
@@ -76,7 +76,7 @@ def _convert_flatbuffer(serving: Serving) -> bytes:
 
 
 def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
-    """Returns a model's function of rounded float32 weights, and these weights.
+    """Returns a function of the inputs that uses rounded float32 weights, and these weights.
 
     Integers would stay in the graph and be converted to floats in every call.
     """

@@ -36,7 +36,7 @@ def flatten_function(function: Any) -> Any:
 
 
 def store_constants(model: Any, function: Any) -> None:
-    """Stores the tensors that a function holds in its ONNX model, where they are inputs before.
+    """Stores tensors that a function captures as constants of its ONNX model, instead of inputs.
 
     Args:
         model: an `onnx.ModelProto`.
@@ -66,7 +66,7 @@ def store_constants(model: Any, function: Any) -> None:
 
 
 def _read_by(graph: Any) -> Iterator[str]:
-    """Yields the names that the nodes of a graph and of its inner graphs read."""
+    """Yields the names of the values that the nodes of a graph and its inner graphs read."""
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:

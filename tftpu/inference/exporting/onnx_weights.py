@@ -20,7 +20,7 @@ def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
     Args:
         model: an `onnx.ModelProto` whose last inputs are the weights in float32, as for
             `Serving.open_function`.
-        weights: in the order of the inputs.
+        weights: the quantized weights, in the order of the inputs.
     """
     graph = model.graph
     added = _Added(graph)

@@ -1,4 +1,4 @@
-"""The function that an exported model is: named inputs, preparation, model, named outputs."""
+"""The function of an exported model: named inputs, preparation, model, named outputs."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ from tftpu.inference.quantizing import Quantized
 from tftpu.tensors import Nest
 
 TOKENS = "tokens"  # the input that every language model has
-# Upper limits of random values for a language model's other inputs.
+# Exclusive upper limits of random values for a language model's other inputs.
 _FEW = {"segments": 3, "positions": 2, "types": 2}
 FILES = "image_bytes"  # the input of image files
 BATCH = "batch"  # the name of the one dimension whose size is not fixed
 
 
 class Serving:
-    """A model in the form in which other programs call it.
+    """A model as a function that other programs can call.
 
     Args:
         model: built on Keras's TensorFlow backend, outside of any strategy.
@@ -33,7 +33,7 @@ class Serving:
         quantized: the weights, by path, that are integers in the export.
         labels: whether the outputs include the names of the classes, as strings.
         decode: a function that maps the content of an image file to an example of the only input;
-            None: there is none.
+            None: the export takes no image files.
 
     Attributes:
         model, inputs, quantized: the arguments.
@@ -75,7 +75,7 @@ class Serving:
         [image] = self.inputs
 
         def of_files(encoded: Any) -> dict[str, Any]:
-            with tf.device("CPU:0"):  # where images are decoded, and resized to the same bits
+            with tf.device("CPU:0"):  # the CPU decodes images, and resizes them to the same bits
                 spec = tf.TensorSpec(image.shape, image.dtype)
                 images = tf.map_fn(decode, encoded, fn_output_signature=spec)
             return self.function(images)
@@ -85,7 +85,7 @@ class Serving:
 
     @property
     def weight_bytes(self) -> int:
-        """The bytes of the weights."""
+        """The size of the exported weights, in bytes."""
         whole = [v.value for v in self.model.variables if v.path not in self.quantized]
         floats = sum(v.dtype.size * v.shape.num_elements() for v in whole)
         return floats + sum(value.bytes for value in self.quantized.values())
@@ -106,7 +106,7 @@ class Serving:
         return found
 
     def open_function(self) -> Any:
-        """Returns the `tf.function` of the inputs and of the quantized weights, in float32."""
+        """Returns a `tf.function` with the quantized weights as further inputs, in float32."""
         count = len(self.inputs)
         weights = [
             tf.TensorSpec(value.shape, tf.float32, name=format_weight_name(n))
@@ -136,11 +136,11 @@ class Serving:
         return self.function.get_concrete_function().structured_outputs
 
     def draw_examples(self, examples: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns random inputs by name, which are always the same."""
+        """Returns random inputs by name, which depend only on the seed."""
         return {i.name: i.draw_examples(examples, seed + n) for n, i in enumerate(self.inputs)}
 
     def draw_files(self, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns random image files, a JPEG and a PNG of odd sides, by the name of their input."""
+        """Returns two random image files, a JPEG and a PNG, by the name of their input."""
         [image] = self.inputs
         height, width, channels = image.shape
         rng = np.random.default_rng(seed)
@@ -208,8 +208,8 @@ def build_inputs(
     Args:
         model: built.
         features: the specs of a batch of its data, which give the sizes that the model leaves open.
-        given: as `data.export_inputs` returns it; None takes the model's own inputs.
-        chosen: the inputs of a language model, among which are its tokens; None: those of
+        given: the result of `data.export_inputs`; None: the inputs of the model are used.
+        chosen: names of inputs of a language model, including its tokens; None: the names in
             `features`.
 
     Raises:
@@ -291,8 +291,8 @@ def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[
     names = list(specs) if named else [tensor.name for tensor in flat]
     theirs = keras.tree.flatten(features)
     by_name = features if isinstance(features, Mapping) else {}
-    # Features may be matched by place only if they have an order, which those of a dictionary do
-    # not.
+    # Features may be matched by place only if they have an order, which a dictionary's do not
+    # have.
     by_place = len(flat) == len(theirs) and (len(flat) == 1 or not by_name)
     found = {}
     for number, (name, tensor) in enumerate(zip(names, flat)):

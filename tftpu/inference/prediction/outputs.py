@@ -86,7 +86,7 @@ def has_probabilities(model: keras.Model) -> bool:
 
 
 def choose_default(model: keras.Model) -> str:
-    """Returns the output that a user expects: a classifier's classes, else what a model returns.
+    """Returns the output that a user expects: classes of a classifier, otherwise logits.
 
     A classifier returns the scores of several classes for each example, and its loss compares them
     with one class.
@@ -127,7 +127,7 @@ def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
 
 
 def _name_columns(outputs: Nest) -> Columns:
-    """Returns a column for each output: "logits", or "logits_NAME" of several."""
+    """Returns a column for each output: "logits", or "logits_NAME" if there are several."""
     if isinstance(outputs, Mapping):
         return {f"{LOGITS}_{name}": _to_float32(value) for name, value in outputs.items()}
     if isinstance(outputs, list | tuple):
@@ -136,7 +136,7 @@ def _name_columns(outputs: Nest) -> Columns:
 
 
 def _check_class_scores(outputs: Nest) -> np.ndarray:
-    """Returns outputs of the shape (examples, ..., classes).
+    """Returns outputs of the shape (examples, ..., classes) in float32.
 
     Raises:
         UserError: the outputs are not scores of classes.
@@ -152,7 +152,7 @@ def _check_class_scores(outputs: Nest) -> np.ndarray:
 def _find_likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
     best = logits.argmax(-1)
     found: Columns = {"probability": np.take_along_axis(scores, best[..., None], -1)[..., 0]}
-    unknown = np.isnan(found["probability"])  # of logits that are not finite
+    unknown = np.isnan(found["probability"])  # because logits are not finite
     if names is not None:
         found = {"class_name": _find_names(np.where(unknown, -1, best), [*names, ""])} | found
     return {"class": np.where(unknown, -1, best).astype(np.int32)} | found

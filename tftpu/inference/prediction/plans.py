@@ -9,26 +9,26 @@ from tftpu.storage import files, side_files
 MANIFEST, PLAN = "manifest.json", "plan.json"
 SHARD = "predictions-"  # how the names of all shards begin
 _DIFFERENCES = {
-    "input": "they are of the input {old}, not {new}",
+    "input": "they were computed from the input {old}, not {new}",
     "identity": "the input's files have changed since",
-    "step": "they are of step {old} of this or another run, not of step {new}",
+    "step": "they were computed at step {old} of this or another run, not at step {new}",
     "checkpoint": "the run's checkpoint has changed since",
     "outputs": "their outputs are {old}, not {new}",
     "class_names": "the names of the classes have changed since",
-    "records": "they are of {old} records, not {new}",
+    "records": "they have {old} records, not {new}",
     "keep": "the kept fields are {old}, not {new}",
     "format": "their format is {old}, not {new}",
-    "records_per_shard": "a file of theirs has {old} records, not {new}",
+    "records_per_shard": "each of their files has {old} records, not {new}",
     "machines": "they are shared by {old} machines, not {new}",
 }
 
 
 def check_same(output: str, known: Mapping[str, Any]) -> None:
-    """Raises `UserError` for a folder with predictions of another plan, as far as one is known.
+    """Raises `UserError` if the predictions in a folder differ from the known part of a plan.
 
     Args:
         output: the folder, local or `gs://`.
-        known: parts of the plan that are known before the model and the records are opened.
+        known: the fields of the plan that are known before the model and the records are opened.
     """
     path = files.join(output, PLAN)
     found = side_files.read(path) if files.exists(path) else None
@@ -68,6 +68,6 @@ def describe_difference(
     if has_predictions(output):
         begin = f"{output} already holds other predictions. What differs"
     else:
-        begin = f"Other predictions were begun in {output}, none is written yet. What differs"
+        begin = f"Other predictions were begun in {output}, but none is written yet. What differs"
     other = files.suggest_path(output)
     return f"{begin}: {'; '.join(said)}. Choose another output folder, such as {other}."

@@ -1,7 +1,7 @@
-"""The sizes and checksums of a prediction's shards, which reveal a damaged one.
+"""The sizes and checksums of a prediction's shards, which reveal damaged shards.
 
-    .sums-1-of-2.crc    those of one machine, a line for each shard that it writes
-    manifest.json       those of all machines, once all shards are there
+    .sums-1-of-2.crc    the sums of one machine, a line for each shard that it writes
+    manifest.json       the sums of all machines, once all shards exist
 
 Each line and each sealed JSON file has its own checksum. A damaged one is ignored.
 """
@@ -33,7 +33,7 @@ def sum_of(data: bytes) -> Sum:
 
 
 def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
-    """Returns the sums of the files that exist, by name. A bucket itself knows the checksums."""
+    """Returns the sums of the files that exist, by name; a bucket reports them itself."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}
@@ -64,19 +64,19 @@ def remove_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Sums:
-    """The sums of a folder's shards. It writes the sums of this machine's shards.
+    """Reads the sums that all machines wrote for a folder's shards, and writes this machine's.
 
     Args:
         folder: the folder of the shards.
-        plan: what is predicted; sums of other predictions do not count.
+        plan: the plan of the predictions; sums for other plans are ignored.
         manifest: the sums in a manifest of that plan, by name.
         machine: the number of this machine, from 1, and the number of all machines.
 
     Attributes:
         name: the name of this machine's file.
         known: the known checksums, by the files' names.
-        begun: whether a machine has kept sums in this folder; earlier versions did not.
-        of_plan: whether a machine has kept sums for this plan.
+        begun: whether any machine has written sums to this folder; earlier versions did not.
+        of_plan: whether any machine has written sums for this plan.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Sums:
         self._lines = lines.Lines(own.path)
 
     def add(self, name: str, found: Sum) -> None:
-        """Records a shard that this machine has written. A bucket takes one change a second."""
+        """Records a written shard; flushes seldom, as a bucket allows one change per second."""
         assert self._lines is not None
         self.known[name] = found
         self._lines.append(self._format_line(name, found).decode())

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 LONG = 2**16  # bytes of JSON that the event loop itself may parse
 _LONGEST = 2**18  # bytes of a body; larger ones are read one at a time
 _BODIES = 16  # bodies of the largest size that the server may hold at a time
-_IGNORED = 4  # times the largest size: a longer body is not read to its end
+_IGNORED = 4  # a body of more than so many times the limit is not read to its end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Limits:
     Attributes:
         batch: the number of examples, or texts, that are computed at once.
         waiting: the number of examples, or texts, that may wait; further requests are rejected.
-        body: the most bytes of a request.
+        body: the most bytes of a request's body.
         seconds: the seconds until the body has arrived, and until the answer; for a streamed text,
             until its next part.
-        tokens: the tokens to write for one prompt.
+        tokens: the most tokens to write for one prompt.
     """
 
     batch: int = 64
@@ -77,17 +77,17 @@ _STATUSES = {  # The status of each answer that is not a failure of the server.
 
 
 class Answered:
-    """Turns functions of bodies into routes with limits, counts and error messages.
+    """Turns functions of a request's body into routes with limits, counts and error messages.
 
     Args:
         limits: the limits of requests.
-        counts: counts the answers.
+        counts: the metrics, in which answers are counted.
         is_compiling: returns whether answers wait because the model is compiled for their size.
     """
 
     def __init__(self, limits: Limits, counts: Counts, is_compiling: Callable[[], bool]):
         self._limits, self._counts, self._is_compiling = limits, counts, is_compiling
-        self._held = 0  # number of bytes of all bodies that are held
+        self._held = 0  # total bytes of the bodies in memory
         self._reader = concurrent.futures.ThreadPoolExecutor(1, "reader")
 
     def __call__(self, answer: Answer, route: str) -> Callable[[Request], Awaitable[Response]]:
@@ -118,7 +118,7 @@ class Answered:
         """Returns the parsed content of a body; a large body is read in a thread.
 
         The largest bodies are parsed one at a time: while one is parsed, no other Python code runs,
-        and its objects take many times its memory. After each, other code gets as much time.
+        and its objects take many times its memory. After each, other code runs for as long.
         """
 
         def read() -> _T:
@@ -161,7 +161,7 @@ class Answered:
                     size += len(part)
                     if size > _IGNORED * most:
                         raise _Large
-                    # Reads on, so that a client that first sends everything gets the answer.
+                    # Reads the rest, as some clients send everything before they read an answer.
                     if size > most:
                         continue
                     if self._held + len(part) > _BODIES * most:
@@ -174,11 +174,11 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns a message for an error that has none."""
+        """Returns the message for a kind of error that carries none; None for other kinds."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
-            _Large: f"A body may have {format_size(self._limits.body)}, the server's --body_mib.",
+            _Large: f"The body exceeds {format_size(self._limits.body)}, the server's --body_mib.",
             _NotJson: "Send JSON, and its header; with curl, -H 'Content-Type: application/json'.",
             MemoryError: "The server lacks the memory for this request: send fewer examples.",
             Busy: "Too many requests wait: try again later, or raise the server's --waiting or "
@@ -191,7 +191,7 @@ class Answered:
         if not self._is_compiling():
             return ""
         return (
-            " It is compiling for this size of request, once, and continues: ask again in a minute."
+            " It is compiling for this size of request, once. Send the request again in a minute."
         )
 
     async def follow_events(
@@ -220,7 +220,7 @@ class Answered:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Returns what a client learns about a failure: its kind. The log has the rest."""
+    """Returns a failure's message for a client, which names only its kind; the log has the rest."""
     if isinstance(error, NotFiniteError):
         return str(error)
     return f"The model failed: {type(error).__name__}."
@@ -248,7 +248,7 @@ def _release_memory() -> None:
 async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
     """Returns an answer; cancels the computation if the client has left."""
     answered = asyncio.ensure_future(answer)
-    # The next message says that the client has left.
+    # After the body, the next message can only be that the client has left.
     left = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait((answered, left), return_when=asyncio.FIRST_COMPLETED)
@@ -268,5 +268,5 @@ def as_json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = 
 def as_error(
     message: str, status: int, path: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer that says what is wrong; see `answers.format_error`."""
+    """Returns an answer with an error message; see `answers.format_error`."""
     return as_json(answers.format_error(message, status, path), status, headers)

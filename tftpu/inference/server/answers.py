@@ -1,4 +1,4 @@
-"""The answers to requests as JSON: predictions, and what is wrong."""
+"""The answers to requests as JSON: predictions and errors."""
 
 from typing import Any
 
@@ -58,9 +58,9 @@ def format_error(message: str, status: int, path: str) -> bytes:
     """Returns the body of an error, in the form that clients of an address read.
 
     Args:
-        message: says what is wrong.
-        status: the status of the answer; of an error in the middle of a text, 500.
-        path: the address: OpenAI's have OpenAI's form, others TensorFlow Serving's.
+        message: the error message.
+        status: the HTTP status of the answer; 500 for an error in the middle of a streamed text.
+        path: the address; OpenAI's addresses get OpenAI's form, others TensorFlow Serving's.
     """
     if path not in OPENAI:
         return _encode_json({"error": message})

@@ -74,8 +74,8 @@ def build_application(
         model: the model, which answers with arrays or with text.
         about: the model's name and routes.
         limits: the limits of requests.
-        compiled: a function that is called once a language model's usual sizes are compiled, as by
-            `Texts.compile_ahead`; None: requests compile their sizes.
+        compiled: a function that `Texts.compile_ahead` calls once a language model's usual sizes
+            are compiled; None: requests compile their sizes.
     """
     counts = Counts()
     if isinstance(model, Served):
@@ -139,7 +139,7 @@ def build_application(
 
 
 def _build_encoder(model: Served, limits: Limits) -> Batcher | None:
-    """Returns a batcher that encodes texts, in one thread, as data need not be thread-safe."""
+    """Returns a batcher that encodes texts in one thread; encoders need not be thread-safe."""
     encode = model.encode
     if encode is None:
         return None
@@ -272,7 +272,7 @@ def _build_metadata_route(
 def _build_refusal(
     routes: list[Route], model: Served | Language, counts: Counts
 ) -> Callable[[Request, Exception], Response]:
-    # First what a person most likely wants.
+    # The address that a person most likely wants comes first.
     paths = sorted((route.path for route in routes), key=lambda path: path != answers.COMPLETIONS)
     addresses = ", ".join(paths)
 
@@ -281,7 +281,7 @@ def _build_refusal(
         known = {route.path: route.methods or () for route in routes}
         if "POST" not in known.get(path, ()):
             return f"Use GET: curl {at}{path}"
-        # JSON escapes the quotes of a whole line for the shell, which then could not be pasted.
+        # No complete shell command: JSON would escape its quotes, so it could not be pasted.
         field = '"prompt": "..."' if path == answers.COMPLETIONS else '"instances": [...]'
         return f"Use POST with a body of JSON, {{{field}}}, as in the line that the server printed."
 
@@ -289,7 +289,7 @@ def _build_refusal(
         if not request.url.path.endswith("/completions"):
             return ""
         if isinstance(model, Language):
-            return f" There is no chat: send the whole of it to {answers.COMPLETIONS} as a prompt."
+            return f" There is no chat: send the whole chat to {answers.COMPLETIONS} as a prompt."
         return " This model answers with arrays: serve the run of a language model for texts."
 
     def refusal(request: Request, error: Exception) -> Response:

@@ -14,10 +14,10 @@ from tftpu.amounts import format_size
 from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.answers import SHOWN, BadRequest
 
-_LOOKED_AT = 1000  # most examples in which a mistake is looked for
-_LONGEST_SIDE = 16_384  # most pixels along a side of an image, in messages
+_LOOKED_AT = 1000  # most examples that are searched for a mistake
+_LONGEST_SIDE = 16_384  # longer sides of an image are shown as this many pixels in messages
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-# Most bytes of the decoded images of a request: a small file may hold millions of pixels.
+# Most bytes of all decoded images of a request: a small file may hold millions of pixels.
 _UNPACKED = 256 * 2**20
 
 
@@ -145,7 +145,7 @@ def _decode_images(values: list[Any], given: Input) -> np.ndarray:
     if size > _UNPACKED:
         raise BadRequest(
             f"The images of this request have {format_size(size)} once unpacked: send fewer at "
-            f"once, of {format_size(_UNPACKED)} together."
+            f"once, with at most {format_size(_UNPACKED)} in total."
         )
     parts = []
     for place, value in enumerate(values):
@@ -176,7 +176,7 @@ def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
     from PIL import Image, ImageOps
 
     if not _is_of_images(given):
-        raise BadRequest(f"{_takes(given)}, no image.")
+        raise BadRequest(f"{_takes(given)}, not an image.")
     try:
         file = base64.b64decode(value["b64"], validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
@@ -194,7 +194,7 @@ def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
         known = ", ".join(_IMAGE_FORMATS)
         raise BadRequest(f"b64 holds no image that can be read ({known}).") from error
     if channels == 1 and (pixels != pixels[..., :1]).any():
-        raise BadRequest("The image has colours, and the model takes grey: convert it before.")
+        raise BadRequest("The image has colours, but the model takes grey: convert it first.")
     return pixels[..., :channels]
 
 
@@ -203,8 +203,8 @@ def _refuse_size(size: tuple[int, int], allowed: set[tuple[int, int]], given: In
         said = "x".join(str(min(side, _LONGEST_SIDE)) for side in size)
         height, width, _ = given.shape
         raise BadRequest(
-            f"The image has {said} pixels, and the model takes {width}x{height}: crop and resize "
-            "it before, as in docs/guides/exporting.md#pictures-of-any-size."
+            f"The image has {said} pixels, but the model takes {width}x{height}: crop and resize "
+            "it first, as in docs/guides/exporting.md#pictures-of-any-size."
         )
 
 
@@ -221,9 +221,9 @@ def _takes(given: Input) -> str:
 
 
 def _find_some(values: Any) -> Any:
-    """Returns a value in nested lists, for a message about what was given.
+    """Returns an example value from nested lists, for an error message.
 
-    It is the first value that is not a number, else the first float, integer or boolean.
+    It is the first value that is not a number; otherwise the first float, integer or boolean.
     """
     flat = [values]
     while any(isinstance(value, list) and value for value in flat):

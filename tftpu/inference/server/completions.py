@@ -1,8 +1,8 @@
 """Requests for text and their answers, in the form of OpenAI's completions.
 
 https://platform.openai.com/docs/api-reference/completions: `prompt`, `max_tokens`, `temperature`,
-`top_p`, `seed`, `stop`, `stream`, `stream_options`; and `top_k`. OpenAI's other fields may have the
-values by which they change nothing, because clients send them.
+`top_p`, `seed`, `stop`, `stream`, `stream_options`; and `top_k`. OpenAI's other fields are accepted
+only with the values that have no effect, because clients send them.
 """
 
 import secrets
@@ -21,10 +21,10 @@ from tftpu.inference.server.payloads import check_signature
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default
-_STOPS, _LONGEST_STOP = 4, 256  # OpenAI's number; characters
+_STOPS, _LONGEST_STOP = 4, 256  # OpenAI's limit of stops; characters of a stop
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
-# Fields that OpenAI's clients send, and the value, beside null, by which each changes nothing.
+# Fields that OpenAI's clients send, and the only value of each, besides null, that is accepted.
 _UNCHANGING = {
     "n": 1,
     "best_of": 1,
@@ -41,10 +41,10 @@ class Completion(NamedTuple):
     """Texts to write.
 
     Attributes:
-        rows: one for each prompt.
+        rows: a row for each prompt.
         stream: whether the parts of the text are sent as soon as they are written.
-        stops: a text ends before the first of these.
-        usage: whether the last event of a stream has the numbers of tokens.
+        stops: the stop sequences; a text ends before the first one.
+        usage: whether the last event of a stream reports the numbers of tokens.
     """
 
     rows: list[Row]
@@ -54,7 +54,7 @@ class Completion(NamedTuple):
 
 
 def check_model(given: Mapping[str, Any], name: str) -> None:
-    """Raises `UnknownModel` unless the served model is named."""
+    """Raises `UnknownModel` if a request names another model than the served one."""
     asked = given.get("model")
     if asked not in (None, name):
         raise UnknownModel(f"There is no model {str(asked)[:80]!r}: the only one is {name!r}.")
@@ -63,13 +63,13 @@ def check_model(given: Mapping[str, Any], name: str) -> None:
 def parse_completion(
     given: Mapping[str, Any], language: Language, longest: int, most: int
 ) -> Completion:
-    """Returns the rows of a request.
+    """Parses a request for text; returns its rows and options.
 
     Args:
-        given: the object of its body.
-        language: the model.
-        longest: the most tokens to write.
-        most: the most prompts.
+        given: the JSON object in its body.
+        language: the language model.
+        longest: the most tokens to write for a prompt.
+        most: the most prompts in a request.
 
     Raises:
         BadRequest: the request cannot be answered.
@@ -126,7 +126,7 @@ def _parse_usage(options: Any, stream: bool) -> bool:
         raise BadRequest('stream_options needs "stream": true.')
     found = (options.get("include_usage") or False) if isinstance(options, dict) else None
     if not isinstance(found, bool) or set(options) - {"include_usage"}:
-        raise BadRequest('stream_options must be {"include_usage": true}, or false in its place.')
+        raise BadRequest('stream_options takes only "include_usage", which is true or false.')
     return found
 
 
@@ -153,10 +153,10 @@ def build_rows(
         tokens = [language.encode(prompt) for prompt in prompts]
         language.writer.check(tokens, length)
         given_tokens, context = max(map(len, tokens)), language.context
-        if given_tokens >= context:  # no token would fit behind it
+        if given_tokens >= context:  # no token would fit after it
             raise UserError(
-                f"A prompt has {given_tokens:,} tokens, and the model's context {context:,}, of "
-                f"which a prompt may take {context - 1:,}: send its end alone."
+                f"A prompt has {given_tokens:,} tokens, but the model's context is {context:,}, of "
+                f"which a prompt may take {context - 1:,}: send only its end."
             )
     except UserError as error:
         raise BadRequest(str(error)) from error
@@ -178,12 +178,12 @@ def _parse_number(name: str, kind: type, value: Any, most: int | None) -> Any:
 
 
 class Ending:
-    """The end of a text: before the first of its stops.
+    """Finds the end of a text, which is before its first stop sequence.
 
-    What may be the beginning of a stop is held back until the characters after it are there.
+    Characters that may begin a stop sequence are held back until the next characters arrive.
 
     Args:
-        stops: the texts before which it ends.
+        stops: the stop sequences.
     """
 
     def __init__(self, stops: tuple[str, ...]):
@@ -193,7 +193,7 @@ class Ending:
         """Returns the characters that are surely before a stop, and whether a stop follows."""
         text = self._held + text
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:  # the one that is complete first, so that the division into parts does not matter
+        if found:  # the stop that ends first, so that the division into parts does not matter
             _, place = min((place + len(stop), place) for place, stop in found)
             return text[:place], True
         held = max(
@@ -204,7 +204,7 @@ class Ending:
         return text[: len(text) - held], False
 
     def finish(self) -> str:
-        """Returns what was held back of a text that has no more characters."""
+        """Returns the characters that were held back, once the text has no more."""
         return self._held
 
 
@@ -250,7 +250,7 @@ class Answer:
         return orjson.dumps({**self._head, "choices": choices, "usage": self._count(tokens)})
 
     async def iterate_events(self) -> AsyncIterator[bytes]:
-        """Yields server-sent events, one for each part, for one prompt after the other."""
+        """Yields server-sent events, one for each part of a text, prompt by prompt."""
         tokens, without = 0, {"usage": None} if self._asked.usage else {}
         for index, row in enumerate(self._asked.rows):
             async for text, count, end in self._iterate_text(index, row):
@@ -264,7 +264,7 @@ class Answer:
     async def _iterate_text(
         self, index: int, row: Row
     ) -> AsyncIterator[tuple[str, int, str | None]]:
-        """Yields the parts of a text, the tokens of each, and with the last one how it ended."""
+        """Yields each part of a text, its number of tokens, and the finish reason or None."""
         decode, ending, count = self._language.decoder(row.prompt), Ending(self._asked.stops), 0
         async for part in self._texts[index]:
             count += len(part)
@@ -275,7 +275,7 @@ class Answer:
         yield ending.finish(), 0, _name_end(row, count)
 
     async def _end_texts(self) -> None:
-        """Ends the texts that had a stop and would be written on."""
+        """Stops generating texts that have already reached a stop sequence."""
         for parts in self._texts:
             await parts.aclose()
 
@@ -313,7 +313,7 @@ def _build_choice(index: int, text: str, end: str | None) -> dict[str, Any]:
 
 
 def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Mapping[str, Any]]:
-    """Returns the prompts of a request in Vertex AI's form, and the numbers in its `parameters`.
+    """Returns the prompts of a request in Vertex AI's form, and its `parameters` by name.
 
     Raises:
         BadRequest: the request has another form.

@@ -13,7 +13,7 @@ class Counts:
     """Counts requests and batches.
 
     Attributes:
-        media_type: the media type of what `format_text` returns.
+        media_type: the media type of the result of `format_text`.
     """
 
     media_type = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -53,7 +53,7 @@ class Counts:
         self._batches.observe(size)
 
     def set_gauge(self, waiting: Callable[[], int]) -> None:
-        """Sets the function that returns the number of waiting examples."""
+        """Sets the function that returns the number of waiting examples or texts."""
         self._waiting.set_function(waiting)
 
     def log_failure(self, error: Exception) -> None:

@@ -12,18 +12,18 @@ from tftpu.inference.server.payloads import SENTENCE
 from tftpu.inference.server.served import Served
 from tftpu.inference.server.text import Language
 
-_FEW = 20  # values that a line shows
+_FEW = 20  # most values that a command contains
 _TEXT = "so good"
 
 
 def build_curl(model: Served | Language, address: str, route: str, prompt: str = "") -> str:
-    """Returns a command that asks for a text, or for the prediction of a text or of zeros.
+    """Returns a curl command that requests a text, or a prediction for a text or for zeros.
 
     Args:
         model: the model that is served.
-        address: the server's, "http://127.0.0.1:8080".
-        route: that of the request, with POST.
-        prompt: the beginning of the text that a language model is asked for.
+        address: the address of the server, such as "http://127.0.0.1:8080".
+        route: the route of the POST request.
+        prompt: the prompt for a language model.
     """
     call = f"curl {address}{route} -H 'Content-Type: application/json'"
     if isinstance(model, Language):
@@ -35,8 +35,8 @@ def build_curl(model: Served | Language, address: str, route: str, prompt: str =
         zeros = [json.dumps(np.zeros(given.shape, given.dtype).tolist()) for given in model.inputs]
         return f"{call} -d '{_write_instances(model.inputs, zeros)}'"
     body = _write_instances(model.inputs, [_write_zeros(given) for given in model.inputs])
-    # The answer may be long, too: its beginning shows that it works, and the rest is read, as curl
-    # would complain otherwise.
+    # Only the beginning of the answer is shown, because it may be long. The rest is read, because
+    # curl would complain otherwise.
     shown = "(head -c 300; cat >/dev/null)"
     return f"python3 -c 'import json; print(json.dumps({body}))' | {call} -sS -d @- | {shown}"
 
@@ -49,7 +49,7 @@ def _build_text_request(route: str, prompt: str = "") -> dict[str, object]:
 
 
 def _write_instances(inputs: Sequence[Input], values: Sequence[str]) -> str:
-    """Returns a request with one example, given the text of each of its values."""
+    """Returns a request with one example, given its values as JSON or Python code."""
     named = (f"{json.dumps(given.name)}: {value}" for given, value in zip(inputs, values))
     example = values[0] if len(values) == 1 else "{" + ", ".join(named) + "}"
     return '{"instances": [' + example + "]}"

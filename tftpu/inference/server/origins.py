@@ -24,7 +24,8 @@ def list_own_hosts(host: str) -> tuple[str, ...]:
     """Returns the names by which requests may call a server.
 
     Args:
-        host: the name or address at which it listens; with all addresses, each of them is allowed.
+        host: the name or address at which it listens. 0.0.0.0 and :: also allow all addresses and
+            the name of this machine.
     """
     everywhere = _is_address(host) and ipaddress.ip_address(host).is_unspecified
     return (*LOOPBACK, host, *([socket.gethostname()] if everywhere else []))
@@ -54,19 +55,19 @@ class OwnHosts:
             await as_error(refused, 403, scope["path"])(scope, receive, send)
 
     def _find_refusal(self, headers: Headers) -> str | None:
-        """Returns why a request is rejected, or None; only programs send no host."""
+        """Returns why a request is rejected, or None. Browsers always send a host."""
         origin = headers.get("origin")
         host = _parse_host(f"//{headers['host']}") if "host" in headers else None
         if host is not None and not self._is_answered(host, self._addresses):
             return (
-                f"This server does not answer to the host {headers['host'][:80]!r}: should it, "
-                "start it with --allow_hosts=NAME."
+                f"This server does not answer to the host {headers['host'][:80]!r}: to allow "
+                "it, start the server with --allow_hosts=NAME."
             )
         if origin is None or _parse_host(origin) == host or self._is_answered(_parse_host(origin)):
             return None
         return (
-            f"This server does not answer to pages of {origin[:80]!r}: should it, start it with "
-            "--allow_hosts=NAME."
+            f"This server does not answer to pages of {origin[:80]!r}: to allow them, start the "
+            "server with --allow_hosts=NAME."
         )
 
     def _is_answered(self, name: str, addresses: bool = False) -> bool:

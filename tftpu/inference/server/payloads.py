@@ -17,13 +17,13 @@ from tftpu.inference.server.answers import SHOWN, BadRequest
 from tftpu.inference.server.arrays import describe_kind, is_image_file, parse_array
 from tftpu.inference.server.served import Arrays
 
-SENTENCE = "sentence"  # names a text, as the kind of an address does for `tftpu predict`
+SENTENCE = "sentence"  # the field of a text, as in the addresses of `tftpu predict`
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
-# Most characters of a text, which takes the only thread that reads texts about 50 us for each.
+# Most characters of a text: the only thread that encodes texts takes about 50 us for each.
 _LONGEST_TEXT = 20_000
-# Bytes of the largest body for each value and each list. As Python objects, they take 10 to 100
-# times as many.
+# A body may have a value for each 4 bytes of the largest body, and a list for each 16: as Python
+# objects, they take 10 to 100 times as many bytes.
 _PER_VALUE, _PER_LIST = 4, 16
 
 
@@ -35,7 +35,7 @@ class Request:
         arrays: the arrays by the names of the model's inputs, (count, ...).
         count: the number of examples.
         rows: whether the answer is a list of examples, rather than an array for each output.
-        texts: the examples, if they are texts, which have no arrays yet.
+        texts: the examples, if they are texts that are not encoded as arrays yet.
     """
 
     arrays: Arrays
@@ -45,14 +45,14 @@ class Request:
 
 
 def parse_body(body: bytes | bytearray, largest: int) -> dict[str, Any]:
-    """Returns the object of a body.
+    """Returns the JSON object in a body.
 
     Args:
         body: the JSON text.
         largest: the most bytes that a body may have, which also limits the number of its objects.
 
     Raises:
-        BadRequest: it is not a JSON object, or has too many values.
+        BadRequest: the body is not a JSON object, or has too many values.
     """
     counts = {  # upper limits, because texts may contain these characters, too
         "values": (body.count(b","), largest // _PER_VALUE),
@@ -86,9 +86,9 @@ def parse_request(
     """Returns the arrays, or the texts, of a request.
 
     Args:
-        given: the object of its body.
+        given: the JSON object in its body.
         inputs: the inputs of the model.
-        most_texts: the most texts that it may have; 0: the model takes none.
+        most_texts: the most texts in a request; 0: the model takes none.
 
     Raises:
         BadRequest: the request does not fit the model.
@@ -123,7 +123,7 @@ def _find_texts(examples: Any, rows: bool, most: int) -> list[str]:
     if not texts:
         return []
     if len(texts) < len(found):
-        raise BadRequest("Some examples are texts and some are not: send all alike.")
+        raise BadRequest("Some examples are texts and some are not: send only one kind.")
     if len(texts) > most:
         raise BadRequest(
             f"There are {len(texts)} texts: give 1 to {most}, which the server's --batch_size=N "
@@ -148,7 +148,7 @@ def _explain_field(name: str, inputs: Sequence[Input]) -> BadRequest:
         return BadRequest(f"{said}. Did you mean {near!r}?")
     columns = ", ".join(f'"{i.name}": [...]' for i in inputs)
     if near is not None:
-        said += f": {near!r} is an input of the model, which belongs into inputs"
+        said += f": {near!r} is an input of the model, which belongs in inputs"
     return BadRequest(f'{said}. Send {{"instances": [...]}} or {{"inputs": {{{columns}}}}}.')
 
 

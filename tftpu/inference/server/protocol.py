@@ -1,4 +1,4 @@
-"""HTTP connections that are closed if their client does nothing."""
+"""HTTP connections that are closed if their client is idle for too long."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class TimeoutProtocol(H11Protocol):
-    """uvicorn's protocol, with a time limit for everything that a client should do.
+    """uvicorn's protocol, with time limits for a client that is expected to send or read.
 
     uvicorn waits forever for the head of the first request, for the rest of a body that was
     answered before its end, and for a client that does not read. A thousand such connections would

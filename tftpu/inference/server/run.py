@@ -1,4 +1,4 @@
-"""Serves a model until the process is asked to end."""
+"""Serves a model until the process gets a signal to end."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ from tftpu.inference.server.text import Language
 from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
-GRACE_S = 30  # seconds for running requests after the process was asked to end
+GRACE_S = 30  # seconds for running requests after a signal to end
 FAREWELL_S = 5  # seconds before the end of the grace period at which unfinished texts are ended
 
 
@@ -98,8 +98,8 @@ def serve(
 ) -> None:
     """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
-    A second SIGINT ends the texts that are written; a third one, or of arrays the second, ends the
-    process.
+    While it answers them, another SIGINT ends the texts of a language model, and the next one ends
+    the process. Without a language model, the first of these ends the process.
 
     Args:
         model: the model, which answers with arrays or with text.
@@ -107,7 +107,7 @@ def serve(
         limits: the limits of requests.
         at: the socket.
         ready: a function that is called once requests are answered and signals are handled.
-        stopping: a function that is called when the server takes no more requests, but has some.
+        stopping: a function that is called if requests are still running when the server stops.
         compiled: see `build_application`.
     """
     server = build_server(model, about, limits, ready, stopping, compiled)
@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
     ):
         super().__init__(config)
         self._stop, self._ready, self._stopping = stop, ready, stopping
-        self._loop: asyncio.AbstractEventLoop | None = None  # until the server runs
+        self._loop: asyncio.AbstractEventLoop | None = None  # set once the server runs
         self._hurried = not has_texts  # whether texts were ended, or there are none
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

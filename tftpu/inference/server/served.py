@@ -1,4 +1,4 @@
-"""A model in the form in which the server calls it: an export, or the model of a run."""
+"""Models that the server can call: an export, or the model of a run."""
 
 import dataclasses
 import importlib
@@ -44,7 +44,7 @@ class Served:
 
 
 def check_outputs(model: Served) -> None:
-    """Computes two examples, so that the first request also finds the model loaded.
+    """Checks the outputs for two examples of zeros, which also loads the model.
 
     Raises:
         UserError: an output does not have a value for each example, or cannot be written as JSON.
@@ -70,7 +70,7 @@ def load(path: str) -> Served:
             single ONNX file.
 
     Raises:
-        UserError: there is no such model, or its first dimension is not a batch of any size.
+        UserError: the model does not exist, or its batch size is fixed.
     """
     if path.endswith(".onnx"):
         return _load_onnx(path)
@@ -106,7 +106,7 @@ def _load_onnx(path: str) -> Served:
         )
     try:
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # what it refuses is raised as well
+        options.log_severity_level = 4  # errors are raised as exceptions anyway
         session = onnxruntime.InferenceSession(
             data, options, providers=onnxruntime.get_available_providers()
         )
@@ -198,10 +198,10 @@ def _parse_onnx_dtype(kind: str) -> str:
 
 
 def extract_first_line(error: Exception) -> str:
-    """Returns the reason of an error whose message may have many lines."""
+    """Returns the reason from the message of an error, which may have many lines."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line and not line.startswith("[[{{node")]
     if lines[:1] == ["Graph execution error:"]:  # a traceback of the model's code, then the reason
         lines = lines[-1:]
     reason = next(iter(lines), type(error).__name__)
-    return reason.rpartition("Status Message: ")[2][:300]  # ONNX Runtime's, after its codes
+    return reason.rpartition("Status Message: ")[2][:300]  # ONNX Runtime's message, after its codes

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tftpu.inference.writer import Writer
 
 _LOG = logging.getLogger(__name__)
-_PAUSE_S = 0.1  # seconds between looks at whether requests are answered
+_PAUSE_S = 0.1  # seconds between two checks whether all requests are answered
 Chunk = list[int] | Exception | None  # None: the text has ended
 
 
@@ -71,8 +71,8 @@ class Texts:
     """Generates the texts of several requests together, in its own thread.
 
     A text joins the others between two calls of the device, as soon as fewer than `most` are
-    written. Those that need the whole vocabulary sorted for each token would slow the others, so
-    they have a separate batch; the two take turns.
+    written. Texts whose sampling sorts the whole vocabulary for each token would slow the others,
+    so they have a separate batch; the two batches take turns.
 
     Args:
         language: the model.
@@ -81,7 +81,7 @@ class Texts:
         observe: a function that is called with the number of texts in each turn.
 
     Attributes:
-        compiling: whether the texts that are written wait for a program of their size.
+        compiling: whether texts wait while a program of their size is compiled.
     """
 
     def __init__(self, language: Language, most: int, room: int, observe: Callable[[int], None]):
@@ -102,10 +102,10 @@ class Texts:
     def submit(self, rows: "Sequence[Row]") -> list[AsyncGenerator[list[int]]]:
         """Requests texts; returns an iterator over the parts of each text.
 
-        Closing one that has begun and not ended ends all texts of the request.
+        Closing an iterator that has begun but not ended ends all texts of the request.
 
         Raises:
-            Busy: too many wait.
+            Busy: too many texts wait.
         """
         if self.waiting + len(rows) > max(self._room, len(rows)):
             raise Busy
@@ -134,7 +134,7 @@ class Texts:
     async def compile_ahead(
         self, sizes: "Sequence[Size | PromptSize]", report: Callable[[int, float], None]
     ) -> None:
-        """Compiles programs, so that requests of their sizes need not wait; begins none during one.
+        """Compiles programs while no request runs, so that requests of their sizes need not wait.
 
         Args:
             sizes: the sizes of the programs.
@@ -172,7 +172,7 @@ class Texts:
         self._queue = deque(text for text in self._queue if text.asked.wanted)
 
     def _admit(self) -> None:
-        """Adds the texts that have waited longest, as far as there is room."""
+        """Moves waiting texts into the batches, first come first served, while there is room."""
         while self._queue and len(self._running) < self._most:
             text = self._queue.popleft()
             self._running.append(text)
@@ -189,7 +189,7 @@ class Texts:
         _LOG.warning("Texts wait while a program is compiled for %s.", texts)
 
     def _advance(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Writes on each batch for a short time; a text that has ended leaves `_running`."""
+        """Advances each batch for a short time; removes ended texts from `_running`."""
 
         def put(text: _Text, chunk: Chunk) -> None:
             loop.call_soon_threadsafe(text.chunks.put_nowait, chunk)

@@ -119,7 +119,7 @@ def test_damaged_predictions_are_named_and_written_again(run, folder, tmp_path, 
     whole = shard.read_bytes()
     shard.write_bytes(whole[:100])
     assert main([*given, "--verify"]) == 2
-    assert f"{shard.name} has 100 bytes, and {len(whole):,} were written" in capsys.readouterr().err
+    assert f"{shard.name} has 100 bytes, but {len(whole):,} were written" in capsys.readouterr().err
     assert shard.read_bytes() == whole[:100]
     assert main(given) == 0
     said = capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_an_interruption_says_how_to_continue(run, tmp_path, monkeypatch, capsys
         (["--input=images:empty"], "There are no images (.jpg, "),
         (
             ["--input=evaluation", "--output=used"],
-            "of step 5 of this or another run, not of step 7",
+            "at step 5 of this or another run, not at step 7",
         ),
         (["--input=images:new", "--keep=label"], "--keep=label: pictures in files have no fields"),
         (["--input=images:new", "--output=used"], "already holds other predictions"),

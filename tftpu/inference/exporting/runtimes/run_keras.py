@@ -2,7 +2,7 @@
 
 MODEL is a `.keras` file, or the folder of a preset of KerasHub.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form. The
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT. The
 modules are those that define the model's layers.
 """
 

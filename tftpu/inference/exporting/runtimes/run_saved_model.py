@@ -1,7 +1,7 @@
 """Runs a SavedModel on TensorFlow alone: `python run_saved_model.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS have the same form. Each
-call is to the signature with its inputs.
+The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT. Each call
+runs the signature that has its inputs.
 """
 
 import sys
