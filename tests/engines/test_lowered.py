@@ -20,7 +20,7 @@ HELD = """
 import keras, tensorflow as tf
 from pathlib import Path
 from tftpu.config import TrainConfig
-from tftpu.engines.tensorflow.lowering.lower import lower
+from tests.support.steps.lowering import lower
 
 def model():
     dense = [keras.layers.Dense(2048) for _ in range(8)]

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models.kernels import interpreted
+from tests.support.steps.lowering import lower
 from tftpu import models, preflight, sharding
-from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.errors import UserError
 from tftpu.kernels import flash, functions, internals
 from tftpu.kernels.attention import attention, choose_rotation_kernel

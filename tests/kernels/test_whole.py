@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models.kernels import interpreted
-from tftpu.engines.tensorflow.lowering.lower import lower
+from tests.support.steps.lowering import lower
 from tftpu.kernels import functions, whole
 from tftpu.kernels.attention import choose_whole_kernel
 from tftpu.models.layers.self_attention import SelfAttention

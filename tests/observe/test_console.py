@@ -252,9 +252,9 @@ def test_the_flops_of_products_and_convolutions_are_those_on_paper():
 )
 def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program(config):
     import tftpu
+    from tests.support.steps.lowering import lower
     from tests.support.steps.stepping import train_step
     from tftpu import input_pipelines
-    from tftpu.engines.tensorflow.lowering import lower
     from tftpu.launch.run import experiment
     from tftpu.launch.settings import config_flags
 
@@ -262,7 +262,7 @@ def test_the_model_flops_are_those_that_preflight_counts_in_the_compiled_program
     batch = input_pipelines.batch_spec(settings.data, settings.data.global_batch_size)
     with tftpu.connect(virtual_devices=1).scope():
         step = train_step(experiment.build_model(settings), batch)
-    program = lower.lower(lambda: experiment.build_model(settings), batch, 1, "float32")
+    program = lower(lambda: experiment.build_model(settings), batch, 1, "float32")
     assert step.model_flops == pytest.approx(program.model_flops, rel=0.02)
 
 
@@ -273,9 +273,9 @@ def test_computing_statistics_does_not_count_as_model_flops():
     import tensorflow as tf
 
     import tftpu
+    from tests.support.steps.lowering import lower
     from tests.support.steps.stepping import train_step
     from tftpu import models
-    from tftpu.engines.tensorflow.lowering import lower
     from tftpu.models.sizes import ResNet
 
     def compiled(norm_batch):
@@ -289,7 +289,7 @@ def test_computing_statistics_does_not_count_as_model_flops():
     for norm_batch in (32, 64):
         with tftpu.connect(virtual_devices=1).scope():
             found.add(train_step(compiled(norm_batch), batch).model_flops)
-        program = lower.lower(lambda n=norm_batch: compiled(n), batch, 1, "float32")
+        program = lower(lambda n=norm_batch: compiled(n), batch, 1, "float32")
         found.add(program.model_flops)
     assert len(found) == 1
 

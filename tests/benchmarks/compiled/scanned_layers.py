@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from tests.benchmarks.compiled.cycles import cycles_of, one_replica_of
 from tests.benchmarks.compiled.tpu_cost import adamw
+from tests.support.steps.lowering import lower
 from tftpu import models
-from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.models.families.gpt import _apply_block
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import parse_memory_stats, price

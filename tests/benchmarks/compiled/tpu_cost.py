@@ -37,9 +37,9 @@ import tensorflow as tf
 
 from tests.benchmarks.compiled import decode_cost
 from tests.benchmarks.compiled.cycles import CompileError, cycles_of, one_replica_of
+from tests.support.steps.lowering import lower
 from tftpu import models
 from tftpu.engines.lowered import LoweredStep
-from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing.cost import Cost, parse_memory_stats, price

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support.steps.lowering import lower
 from tests.support.steps.stepping import make_step, train
 from tftpu import models
-from tftpu.engines.tensorflow.lowering.lower import lower
 from tftpu.optim import chunked as chunks
 from tftpu.optim.losses import SmoothedCrossentropy
 from tftpu.optim.metrics import BitsPerToken

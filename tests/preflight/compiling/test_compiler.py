@@ -19,9 +19,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support.models import blocks
+from tests.support.steps.lowering import lower
 from tftpu import models, preflight
 from tftpu.config import TrainConfig
-from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering, lower
+from tftpu.engines.tensorflow.lowering.lower import TensorFlowLowering
 from tftpu.errors import UserError
 from tftpu.models.sizes import GPT
 from tftpu.preflight import PreflightOptions

@@ -9,8 +9,8 @@ import tensorflow as tf
 import tftpu
 from tests.support.models import foreign_models
 from tests.support.steps.closed_form import forward_flops
+from tests.support.steps.lowering import lower
 from tftpu.config import TrainConfig
-from tftpu.engines.tensorflow.lowering import lower
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
 from tftpu.errors import UserError
@@ -58,7 +58,7 @@ def test_the_model_flops_are_those_of_the_layers_on_paper(name):
         expected = gan(built, batch) if objectives else 3 * forward_flops(lambda: built(batch[0]))
         state = ModelState(built, spec, TrainConfig(), objectives)
         trained = TrainStep(state, spec).model_flops
-    step = lower.lower(model.build, spec, 1, "mixed_bfloat16", objectives=model.objectives)
+    step = lower(model.build, spec, 1, "mixed_bfloat16", objectives=model.objectives)
     assert expected
     assert step.model_flops == pytest.approx(expected, rel=0.02)
     assert trained == pytest.approx(expected, rel=0.02)
@@ -79,7 +79,7 @@ def resized(dtype: str | None) -> keras.Model:
 def test_a_step_that_xla_cannot_compile_is_explained():
     # TensorFlow's gradient of a bilinear resizing is float32, where its input is bfloat16.
     spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))
-    step = lower.lower(lambda: resized(None), spec, 1, "mixed_bfloat16")
+    step = lower(lambda: resized(None), spec, 1, "mixed_bfloat16")
     with pytest.raises(UserError, match=r"ReluGrad of the layer 'features' .* dtype='float32'"):
         compiler.compile_program(step, parse_slice("v5e-1"))
 
@@ -88,7 +88,7 @@ def test_a_step_that_xla_cannot_compile_is_explained():
 @pytest.mark.compiles
 def test_a_bilinear_resizing_in_float32_compiles():
     spec = tf.TensorSpec((8, 8, 8, 3)), tf.TensorSpec((8, 12, 12, 5))
-    step = lower.lower(lambda: resized("float32"), spec, 1, "mixed_bfloat16")
+    step = lower(lambda: resized("float32"), spec, 1, "mixed_bfloat16")
     assert not compiler.compile_program(step, parse_slice("v5e-1")).error
     assert step.model_flops == 3 * 2 * 8 * 6**2 * 9 * 3 * 5  # of the convolution alone
 
@@ -103,6 +103,6 @@ def test_a_normalization_of_groups_is_no_grouped_convolution():
         return model
 
     spec = tf.TensorSpec((8, 8, 8, 4)), tf.TensorSpec((8, 6, 6, 8))
-    step = lower.lower(build, spec, 1, "float32")
+    step = lower(build, spec, 1, "float32")
     assert step.grouped == ["grouped"]
     assert step.model_flops == 3 * 2 * 8 * 6**2 * 9 * 2 * 8

@@ -6,10 +6,11 @@ import keras
 import pytest
 import tensorflow as tf
 
+from tests.support.steps.lowering import lower
 from tftpu import preflight
 from tftpu.config import TrainConfig
 from tftpu.engines.lowered import StateBytes
-from tftpu.engines.tensorflow.lowering import lower
+from tftpu.engines.tensorflow.lowering.lower import TensorFlowBuiltStep
 from tftpu.preflight.compiling.compiler import Compiled
 from tftpu.preflight.examining import examiner
 from tftpu.preflight.options import PreflightOptions
@@ -31,13 +32,13 @@ def uncompiled(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("The step was lowered or compiled.")
 
-    monkeypatch.setattr(lower.TensorFlowBuiltStep, "lower", refuse)
+    monkeypatch.setattr(TensorFlowBuiltStep, "lower", refuse)
     monkeypatch.setattr(examiner, "compile_program", refuse)
 
 
 def test_what_a_device_holds_is_known_before_the_step_is_compiled():
     options = TrainConfig(ema_momentum=0.9)
-    held = lower.lower(model, BATCH, 1, "float32", options).state_bytes
+    held = lower(model, BATCH, 1, "float32", options).state_bytes
     weights = 4 * WIDTH**2
     assert (held.weights, held.averages) == (weights, weights)
     assert held.optimizer == pytest.approx(2 * weights, abs=100)  # and its counter and rate

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tftpu
+from tests.support.steps.lowering import lower
 from tests.support.steps.stepping import train_step
 from tftpu.engines.origins import Origin
-from tftpu.engines.tensorflow.lowering import flops, lower
+from tftpu.engines.tensorflow.lowering import flops
 from tftpu.preflight.compiling import compiler
 from tftpu.preflight.pricing import cost
 from tftpu.preflight.program.hlo import Module
@@ -267,7 +268,7 @@ def spec(name: str) -> tuple:
 @pytest.mark.parametrize("name", CASES)
 def test_the_model_flops_of_recurrent_layers_are_those_on_paper(name):
     build, *_, forward = CASES[name]
-    step = lower.lower(build, spec(name), 1, "float32")
+    step = lower(build, spec(name), 1, "float32")
     assert step.model_flops == 3 * forward
     with tftpu.connect(virtual_devices=1).scope():
         assert train_step(build(), spec(name)).model_flops == 3 * forward
@@ -312,7 +313,7 @@ def test_a_loop_that_may_stand_still_runs_at_least_as_often_as_it_counts():
 def test_the_compiled_loops_of_a_backward_pass_are_counted(name):
     build, *_, forward = CASES[name]
     target = parse_slice("v5e-1")
-    step = lower.lower(build, spec(name), 1, "float32")
+    step = lower(build, spec(name), 1, "float32")
     compiled = compiler.compile_program(step, target)
     found = cost.price(step, compiled, target)
     assert found.uncounted_loops == []

@@ -41,11 +41,6 @@ class Arrays:
         """The number of examples of an epoch."""
         return len(keras.tree.flatten(self.parts)[0])
 
-    @property
-    def labels(self) -> Nest:
-        """The labels of all examples; None if there are none."""
-        return self.parts[1] if len(self.parts) > 1 else None
-
     def epoch(self) -> Epoch:
         """Returns the length of an epoch."""
         size = self.global_batch_size

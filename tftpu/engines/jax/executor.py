@@ -27,6 +27,7 @@ from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.state import JaxState
 from tftpu.engines.jax.step.eval_step import EvalStep
 from tftpu.engines.jax.step.train_step import TrainStep
+from tftpu.engines.jax.step.update import compute_global_norm
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.objectives.objective import Objective
@@ -82,7 +83,7 @@ class JaxExecutor(BaseExecutor):
         # Every host gets all outputs of the model.
         gathered = {"out_shardings": whole} if mesh.is_multi_process else {}
         self._predict = self._compile_function(self._eval_step.predict, **gathered)
-        self._weight_norm = jax.jit(self._eval_step.compute_weight_norm, out_shardings=whole)
+        self._weight_norm = jax.jit(compute_global_norm, out_shardings=whole)
 
     @property
     def step(self) -> int:

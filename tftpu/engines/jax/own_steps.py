@@ -25,6 +25,7 @@ from tftpu.engines.jax.placement import leaves, placing
 from tftpu.engines.jax.placement.gathering import Gathering
 from tftpu.engines.jax.placement.mesh import BatchShard
 from tftpu.engines.jax.placement.sharding import Layout
+from tftpu.engines.jax.step.update import compute_global_norm
 from tftpu.engines.jax.tracing import tracing_for
 from tftpu.engines.leaf import Leaf
 from tftpu.engines.own_steps import OwnStepsExecutor, list_own_variables, to_logs
@@ -102,7 +103,7 @@ class JaxOwnSteps(OwnStepsExecutor):
         )
         self._test = self._compile(model.test_step, self._select_tested(self._shardings))
         self._predict = self._compile(model.predict_step, self._shardings.untrained)
-        self._norm = jax.jit(_compute_norm, out_shardings=whole)
+        self._norm = jax.jit(compute_global_norm, out_shardings=whole)
 
     @property
     def weight_norm(self) -> float:
@@ -318,9 +319,3 @@ def _to_structure(state: Any, expected: Any) -> Any:
             f"{wanted}: return (logs, state), with the lists of the state in the same order."
         )
     return tuple(map(list, state)) if isinstance(expected, tuple) else list(state)
-
-
-def _compute_norm(weights: Arrays) -> Any:
-    return jax.numpy.sqrt(
-        sum(jax.numpy.sum(jax.numpy.square(w.astype("float32"))) for w in weights)
-    )

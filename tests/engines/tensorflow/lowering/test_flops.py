@@ -11,9 +11,10 @@ import tftpu
 from tests.support.models import foreign_models
 from tests.support.programs import jax_process
 from tests.support.steps.closed_form import real_products
+from tests.support.steps.lowering import lower
 from tests.support.steps.stepping import train_step
 from tftpu.engines.origins import Origin, count_passes, find_argument_origins, stopped
-from tftpu.engines.tensorflow.lowering import flops, lower
+from tftpu.engines.tensorflow.lowering import flops
 
 DATA, FIXED, TRAINED = Origin.DATA, Origin.FIXED, Origin.TRAINED
 PRODUCT = 2 * 4**3
@@ -151,8 +152,6 @@ def test_jax_counts_the_models_of_others_the_same():
     found = on_jax()["foreign"]
     for name, count in found.items():
         model = foreign_models.small(name)
-        step = lower.lower(
-            model.build, model.batch(2), 1, "mixed_bfloat16", objectives=model.objectives
-        )
+        step = lower(model.build, model.batch(2), 1, "mixed_bfloat16", objectives=model.objectives)
         assert count == pytest.approx(step.model_flops, rel=1e-3), name
     assert "gan" in found

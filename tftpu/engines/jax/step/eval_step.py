@@ -118,10 +118,6 @@ class EvalStep:
             outputs = keras_internals.call_model(model, x, training=False)
             return outputs, [scope.get_current_value(v) for v in self._state.seed_states]
 
-    def compute_weight_norm(self, weights: list[Any]) -> Tensor:
-        """Returns the global norm of the trainable weights, ()."""
-        return jnp.sqrt(sum(jnp.sum(jnp.square(w.astype("float32"))) for w in weights))
-
     def _run(self, values: StateValues, batch: Nest, valid: Tensor | None) -> list[forward.Forward]:
         given = forward.Values(values.trainable, values.untrained)
         with self._state.gathering.reading():

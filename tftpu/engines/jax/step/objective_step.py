@@ -110,7 +110,7 @@ class ObjectiveStep:
         at = begun if group.simultaneous else values
         grads, changed, metrics, losses = self._compute_gradients(at, step, batch, scale)
         grads = [grad / scale for grad in grads] if scale is not None else grads
-        norm = _compute_global_norm(grads)
+        norm = update.compute_global_norm(grads)
         finite = jnp.isfinite(norm)
         limit = state.options.global_clipnorm
         if limit:
@@ -343,7 +343,3 @@ def _replace_entries(whole: list[Any], places: list[int], new: list[Any]) -> lis
 def _select_where(condition: Any, new: Any, old: Any) -> Any:
     """Returns the new arrays of a nest if a condition holds, and the old ones otherwise."""
     return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
-
-
-def _compute_global_norm(tensors: Arrays) -> Tensor:
-    return jnp.sqrt(sum(jnp.sum(jnp.square(t.astype("float32"))) for t in tensors))

@@ -71,3 +71,8 @@ def adjust_loss_scale(group: ParameterGroup, scale: Arrays, finite: Any) -> Arra
         jnp.where(finite, grown, jnp.maximum(factor / 2.0, 1.0)),
         jnp.where(grow, 0, good).astype(count.dtype),
     ]
+
+
+def compute_global_norm(tensors: Arrays) -> Any:
+    """Returns the square root of the sum of squares over all tensors, () float32."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(t.astype("float32"))) for t in tensors))

@@ -35,33 +35,6 @@ _LARGE = 4096  # elements; larger variables get zeros instead of their initial v
 BatchSpec = Any
 
 
-def lower(
-    model_fn: ModelFn,
-    batch_spec: BatchSpec,
-    replicas: int,
-    precision: str,
-    options: TrainConfig | None = None,
-    objectives: ObjectivesOf | None = None,
-) -> LoweredStep:
-    """Lowers the train step of one replica.
-
-    Args:
-        model_fn: a function that returns a newly built and compiled Keras model.
-        batch_spec: the spec of one replica's shard of the global batch.
-        replicas: number of replicas that share the global batch.
-        precision: dtype policy under which the model is built.
-        options: the options of the step; None means the defaults.
-        objectives: a function from a model to its objectives; None: the model has a compiled loss.
-            The lowered step trains all objectives.
-
-    Raises:
-        UserError: XLA cannot compile the step. The message names the layer and the op.
-    """
-    lowering = TensorFlowLowering()
-    options = options or TrainConfig()
-    return lowering.build(model_fn, batch_spec, replicas, precision, options, objectives).lower()
-
-
 class TensorFlowBuiltStep:
     """See `tftpu.engines.lowered.BuiltStep`: the step of one replica.
 
