@@ -71,9 +71,9 @@ class SliceWorkers:
         return Outcome(codes[worker], worker, missing)
 
     def explain(self, outcome: Outcome) -> str:
-        """Prints the last lines of the worker that ended the run; returns where the rest is.
+        """Prints the last lines of the worker that ended the run; returns where its full log is.
 
-        The lines of worker 0 have already been shown.
+        The lines of worker 0 have already been printed. Workers without an exit code are named.
         """
         log = self._rented.resolve_log(outcome.worker)
         if outcome.worker:

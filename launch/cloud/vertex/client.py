@@ -48,7 +48,7 @@ def submit(
     Args:
         client: the SDK's client.
         kind: the kind of the job.
-        order: the project that pays, and the region of the job.
+        order: the training job, with the project that pays and the region.
         created: the job, with the field names of the REST interface.
 
     Raises:
@@ -104,8 +104,8 @@ def watch(
         client: the SDK's client.
         kind: the kind of the job.
         name: its resource name.
-        show: is called with the job (the SDK's message) at every poll, and prints what is new.
-        again: a text for users who end the watching: how to watch the job again.
+        show: a function that gets the job (the SDK's message) at every poll, and prints news.
+        again: how to watch the job again, as a message for users who end the watching.
 
     Raises:
         UserError: the job failed, was cancelled, or cannot be reached.
