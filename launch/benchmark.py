@@ -25,7 +25,7 @@ FOREVER = 1_000_000
 
 
 def run(experiment: Experiment, name: str, *, compare: bool) -> None:
-    """Prints milliseconds per step of each contestant, and the ratios between them.
+    """Times the trainer, a bare step, the input pipeline and Keras's `fit`; prints a comparison.
 
     Args:
         experiment: an experiment that is validated, but not yet for the available devices.
@@ -106,7 +106,7 @@ class ContestantStopped(BaseException):
 
 
 class ContestantThread:
-    """A contestant's thread, which runs only when it is its turn.
+    """A thread that runs a contestant of the benchmark, only while it is its turn.
 
     Args:
         contestant: the function to run.

@@ -101,7 +101,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
-    if re.match(r"--\w+=", meant):  # a whole word
+    if re.match(r"--\w+=", meant):  # a complete argument
         changed[place] = meant
         return changed
     before, name, after = changed[place].partition(piece)
@@ -117,7 +117,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
 
 def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Returns the words with another tool's value replaced by one that is allowed; [] if none."""
+    """Replaces a value that has another name in tftpu, such as bf16; [] if there is none."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if value in VALUES and VALUES[value] in allowed:
@@ -126,7 +126,7 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def leave_fields_out(message: str) -> str:
-    """Returns an error without its advice on a config's fields, for a command without a config."""
+    """Removes the advice on a config's fields from an error, for a command without a config."""
     return re.sub(r" Of a config[:,].*?\.(?=\s|$)", "", message)
 
 
@@ -205,4 +205,4 @@ def _list_pieces(word: str) -> Iterator[str]:
     yield from name.split(".") if "." in name and not name.endswith(".py") else ()
     if value:
         yield value
-        yield from re.split("[,=]", value) if re.search("[,=]", value) else ()  # v5e=1,v6e=2
+        yield from re.split("[,=]", value) if re.search("[,=]", value) else ()  # as in v5e=1,v6e=2

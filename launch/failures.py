@@ -18,9 +18,9 @@ class Failure(NamedTuple):
 
     Attributes:
         name: a unique name, to which tests refer.
-        pattern: regular expression for the message; its named groups fill the next two texts.
-        meaning: what happened.
-        remedy: what to do.
+        pattern: regular expression for the message; its named groups fill the other texts.
+        meaning: sentence that says what happened.
+        remedy: sentence that says what to do; "" if there is none.
     """
 
     name: str

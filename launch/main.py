@@ -33,7 +33,7 @@ from tftpu.version import __version__
 _AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
 _RUNS = 2  # most runs that an example names
-_CORRECTIONS = 3  # mistakes of one line that are corrected together
+_CORRECTIONS = 3  # most mistakes of a command line that are corrected together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Command:
 
     Attributes:
         name: the words after `tftpu`, such as "train" or "data check".
-        summary: one line.
+        summary: one-line description of the command.
         description: further paragraphs of its help, "" if there are none.
         example: one or more command lines.
         options: the dataclass that `run` takes.
@@ -58,7 +58,7 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The flags; the first may be a word."""
+        """The flags; the first may be given as a positional argument."""
         return list_flags(self.options)
 
     @property
@@ -111,7 +111,7 @@ def _start_again(backend: str) -> None:
 
 
 def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = None) -> int:
-    """Runs a command.
+    """Runs the command that the arguments name.
 
     Args:
         arguments: the words after `tftpu` on the command line.
@@ -320,7 +320,7 @@ def _find_source(module: str) -> Path:
 
 
 def _read_docstring(path: Path) -> str:
-    """Returns the docstring of a file, which `python -OO` removes from the module."""
+    """Reads a docstring from the file of a module, because `python -OO` removes it there."""
     return path.read_text().split('"""', 2)[1].strip()
 
 

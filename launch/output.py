@@ -30,14 +30,14 @@ def outlive_readers() -> None:
 
 
 def is_reader_gone() -> bool:
-    """Returns whether printed text is lost, so that a filter can stop."""
+    """Returns whether standard output can no longer be written, so that a command can stop."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _LossyDescriptor) and raw.lost
 
 
 def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
-    # Without a buffer (PYTHONUNBUFFERED), lines leave at once as well.
+    # Without a buffer (PYTHONUNBUFFERED), each line is written at once as well.
     by_line = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),

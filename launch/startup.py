@@ -15,7 +15,7 @@ _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.g
 
 def build_command(words: Sequence[str]) -> list[str]:
     """Returns the command of another process that runs `tftpu` with the given arguments."""
-    # -P, because `_MAIN` adds the working directory.
+    # -P leaves out the working directory, which `_MAIN` adds last.
     flags = ["-P", *["-O"] * sys.flags.optimize]
     return [sys.executable, *flags, "-c", _MAIN, *words]
 
@@ -44,7 +44,7 @@ def import_tensorflow() -> None:
 
 
 def leave_devices_alone() -> None:
-    """Makes TensorFlow start without GPUs and JAX on the CPU: the command runs nothing on them.
+    """Hides GPUs from TensorFlow and sets JAX to the CPU, for a command that uses no accelerator.
 
     GPUs that CUDA_VISIBLE_DEVICES names stay visible.
     """

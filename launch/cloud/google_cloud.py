@@ -175,7 +175,7 @@ class BucketFolder:
         return whole.decode(errors="replace")
 
     def read(self, name: str) -> dict[str, str]:
-        """Returns the texts of all files with a name, by the path of the subfolder of each.
+        """Returns the text of each file with the given name, by the path of its subfolder.
 
         A file directly in this folder has the path "".
         """

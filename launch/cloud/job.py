@@ -22,7 +22,7 @@ VERSION_LABEL = {"tftpu": __version__.replace(".", "-")}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CloudJob:
-    """A run for rented machines.
+    """A run on rented machines.
 
     Attributes:
         config: name of a config, or path of a user's config file.
@@ -33,7 +33,7 @@ class CloudJob:
         service_account: account that the machines run as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         timeout: longest time of the run on these machines, in seconds.
-        spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
+        spot: whether the machines are cheaper, but may be preempted; the run then resumes.
     """
 
     config: str
@@ -100,7 +100,7 @@ class CloudJob:
         self.shipment.upload(self.workdir)
 
     def confirm_shipment(self, send_data: bool) -> None:
-        """Prints what is sent, and asks before data are sent; raises as `confirm` does."""
+        """Prints what is sent, and asks before data are sent; raises `UserError` at a refusal."""
         print(self.shipment.describe(self.workdir))
         confirm_data(self.shipment, send_data)
 
@@ -155,7 +155,7 @@ def format_yaml(comment: str, content: Any) -> str:
 
 
 def confirm(question: str, flag: str, declined: str) -> None:
-    """Asks on the terminal.
+    """Asks for confirmation on the terminal.
 
     Args:
         question: the question, such as "Rent it?".
@@ -172,7 +172,7 @@ def confirm(question: str, flag: str, declined: str) -> None:
 
 
 def confirm_data(shipment: Shipment, send_data: bool) -> None:
-    """Asks before data and exports in the config's folder are sent; raises as `confirm` does."""
+    """Asks before data in the config's folder are sent; raises `UserError` if not confirmed."""
     found = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in shipment.data.items())
     if found and not send_data:
         print(

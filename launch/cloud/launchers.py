@@ -14,7 +14,7 @@ RUNTIMES = {
 
 
 def suggest_launcher(wanted: Slice) -> str:
-    """Returns a sentence that names a launcher for a slice, if another launcher lacks it."""
+    """Returns advice on which launcher has a slice, for a launcher that does not have it."""
     if wanted.generation.name in RUNTIMES:
         return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
     if wanted.slices > 1 and wanted.single.hosts == 1:

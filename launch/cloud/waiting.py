@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, RefusedError
 
 POLL_S = 10.0
-# If a connection is lost for longer (in seconds), the wait ends and the run continues.
+# Seconds after which a lost connection ends the wait; the run itself continues.
 PATIENCE_S = 600.0
 LAST_LINES = 20  # lines shown of the output of a machine that failed
 T = TypeVar("T")

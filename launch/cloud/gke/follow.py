@@ -137,7 +137,7 @@ class _JobSetWatcher:
         """Returns a message that says where the output is kept, and for how long."""
         selector = f"--selector={client.select_pods(self._name)}"
         command = self._cluster.format_command("logs", selector, "--tail=-1", "--prefix")
-        return f"For a day, this shows what the pods printed: {command}"
+        return f"For a day, this shows the output of the pods: {command}"
 
 
 def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ class Pod:
     """The state of a pod.
 
     Attributes:
-        name: its name.
+        name: name of the pod.
         index: the number of its slice, and the number of its host in that slice.
         started: whether it runs, or has run.
         waits_for: why it does not run; "" if it runs, or if the reason is unknown.
@@ -90,7 +90,7 @@ def _format_reason(state: Any) -> str:
 
 
 class PodLog:
-    """Reads the lines that a pod prints.
+    """The output of a pod, which is read line by line.
 
     Args:
         cluster: the namespace of the pod.

@@ -71,7 +71,7 @@ def _to_module(file: str) -> str:
 
 
 def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns the folder's modules that a module imports, other imported modules, and names.
+    """Returns the modules of a folder that a module imports, other imported modules, and names.
 
     All import statements count, also those in functions, except those for type checkers. Only
     imported files are read, and invalid Python counts as importing nothing. The names are all
@@ -115,7 +115,7 @@ def _find_file(folder: Path, module: str) -> Path | None:
 
 
 def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yields the dotted names that code imports, and their parents; a name may be an object's."""
+    """Yields the dotted names that code imports, and their parents; not all are modules."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

@@ -128,7 +128,7 @@ def _list_providers() -> Mapping[str, list[str]]:
 
 
 def _list_requirements(name: str, extra: str = "") -> list[str]:
-    """Returns the packages that a package requires; with an extra, only those that it adds."""
+    """Returns the packages that a package requires; with an extra, only those of the extra."""
     from packaging.requirements import Requirement
 
     try:

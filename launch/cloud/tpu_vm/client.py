@@ -130,7 +130,7 @@ class _Rental:
             raise
 
     def follow(self) -> None:
-        """Follows the run, and then deletes the slice unless it is kept; not after a preemption.
+        """Follows the run, then deletes the slice unless it is kept. Preemptions are the caller's.
 
         Raises:
             UserError: no slice was available, or the run failed.

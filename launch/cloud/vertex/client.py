@@ -19,7 +19,7 @@ class JobKind(NamedTuple):
     """A kind of job, with the names that the SDK and `gcloud` have for it.
 
     Attributes:
-        message: the SDK's type.
+        message: name of the job's class in the SDK.
         field: the name in the SDK's requests and methods.
         command: the command of `gcloud ai`.
     """
@@ -103,8 +103,8 @@ def watch(
     Args:
         client: the SDK's client.
         kind: the kind of the job.
-        name: its resource name.
-        show: a function that gets the job (the SDK's message) at every poll, and prints news.
+        name: resource name of the job.
+        show: a function that gets the job (the SDK's message) at every poll, and prints changes.
         again: how to watch the job again, as a message for users who end the watching.
 
     Raises:

@@ -117,7 +117,7 @@ def _format_command(arguments: str, order: VertexEndpoint) -> str:
 def _explain_cleanup(made: list[str], order: VertexEndpoint) -> str:
     """Returns the commands that show and remove what was created, the last one first."""
     if not made:
-        return f"`{_format_command('models list', order)}` shows whether it was uploaded."
+        return f"`{_format_command('models list', order)}` shows whether the model was uploaded."
     commands = " and ".join(f"`{command}`" for command in reversed(made))
     shown = _format_command("endpoints list", order)
     return (

@@ -79,7 +79,7 @@ class VertexPipeline:
             )
 
     def compile_spec(self) -> Spec:
-        """Returns the compiled pipeline, in the intermediate form of Kubeflow Pipelines."""
+        """Returns the compiled pipeline, in Kubeflow Pipelines' intermediate representation."""
         from google.protobuf import json_format
         from kfp import dsl
 
@@ -97,7 +97,7 @@ class VertexPipeline:
                 convert_flags=self.convert_flags,
                 predict=self.predict,
                 train=self._build_train_task,
-                # Vertex AI replaces it with the ID of the pipeline job
+                # Vertex AI replaces this placeholder with the ID of the pipeline job
                 run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
                 setup=setup,
             )

@@ -161,11 +161,11 @@ def _format_console_url(project: str, what: str) -> str:
 
 
 def explain_how_to_end(name: str) -> str:
-    """Returns a line with the name of a run and the page that cancels it, which `gcloud` cannot."""
+    """Returns a line with the name of a run and the console page that cancels it."""
     return f"The run is {name}; {format_page_url(name)} shows and cancels it."
 
 
 def explain_how_to_end_schedule(training: Training, name: str) -> str:
-    """Returns a line with the name of a schedule and the page that ends it."""
+    """Returns a line with the name of a schedule and the console page that deletes it."""
     page = _format_console_url(training.project, "schedules")
     return f"The schedule is {name}; {page} shows, pauses and deletes it."

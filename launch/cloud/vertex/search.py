@@ -51,7 +51,7 @@ arguments+=("$@" "--workdir=$trial%s")"""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexSearch:
-    """A search to create.
+    """A hyper-parameter search to create.
 
     Attributes:
         order: the job of a trial: its project, its slice and the files that are sent to it.
@@ -175,7 +175,7 @@ class VertexSearch:
 
 
 def build_parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
-    """Returns the ParameterSpecs of a space. Those with a condition are inside their parents.
+    """Returns the ParameterSpecs of a space. Conditional ones are inside their parents.
 
     Args:
         space: the dimensions; one on which others depend comes before them.

@@ -32,10 +32,10 @@ class Options(Overrides):
 
 
 def run(options: Options) -> None:
-    """Prints the report.
+    """Prints the report on this machine.
 
     Raises:
-        UserError: something is wrong; the report says what.
+        UserError: the machine has a problem; the report says which.
     """
     experiment = None
     if options.config:

@@ -138,7 +138,7 @@ def _open_journal(options: Options, space: Space) -> Journal:
 def _search_known(
     options: Options, space: Space, targets: Sequence[Slice], journal: Journal
 ) -> Search | None:
-    """Returns a search without importing TensorFlow, if the journal has all its verdicts."""
+    """Returns a finished search of the journal, without TensorFlow; None if results are missing."""
     if space.experiment.train.epochs is not None or journal.facts is None:
         return None
     if not space.list_states(targets).keys() <= journal.facts.states.keys():

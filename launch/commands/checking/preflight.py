@@ -219,7 +219,7 @@ def _read_or_compile_report(options: Options) -> "Report":
 
 
 def _find_or_compile_report(options: Options) -> "Report":
-    """Returns the report of the config.
+    """Returns the cached report of the config, or compiles the config.
 
     The config is loaded right before it is compiled. Configs in two folders may import modules of
     the same name, and only those of the config that was loaded last are found.

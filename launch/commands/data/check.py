@@ -63,7 +63,7 @@ class Options(ConfigOrRunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints each finding once it is known.
+    """Prints each finding about the data once it is known.
 
     Raises:
         UserError: a finding is an error.

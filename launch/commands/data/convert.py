@@ -31,7 +31,7 @@ class Options:
         "",
         "name of the split; for tfds also NAME=SPLIT",
         metavar="NAME",
-        shown="train; of a folder of splits, all",
+        shown="train, or all splits of a folder",
     )
     validation_fraction: float = flag(
         0.0, "for images, index: share of each class for the split validation", metavar="SHARE"

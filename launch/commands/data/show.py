@@ -195,8 +195,8 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
         found = sorted(set(numbers.tolist()) - {0})
         lines.append(
             f"row {number}: {len(found)} document{'' if len(found) == 1 else 's'}, {len(tokens):,} "
-            f"tokens, of them {int((numbers == 0).sum()):,} padding, "
-            f"{int((weights[number] > 0).sum()):,} are predicted from"
+            f"tokens, {int((numbers == 0).sum()):,} of them padding; "
+            f"{int((weights[number] > 0).sum()):,} have a next token to predict"
         )
         for segment in found:
             own = tokens[numbers == segment]
@@ -224,7 +224,7 @@ def format_prepared(model: Any, batch: Batch) -> list[str]:
     for number, (ids, mask) in enumerate(zip(x["token_ids"], x["padding_mask"])):
         known = ids[mask.astype(bool)]
         count = f"{len(known):,} of {len(ids):,} tokens"
-        lines.append(f"text {number}, {count}, with those that begin and end it:")
+        lines.append(f"text {number}, {count}, with its start and end tokens:")
         lines += [f"    | {line}" for line in format_tokens(tokenizer, known).splitlines()]
     return lines
 

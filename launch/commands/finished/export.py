@@ -35,7 +35,7 @@ _ENDINGS = {
     "litert": ".tflite",
     "keras": ".keras",
     "saved_model": "",
-    "preset": "",  # of KerasHub
+    "preset": "",  # a folder of KerasHub
 }
 _WHOLE = ("keras", "preset")  # the model itself, with all of its weights and inputs
 

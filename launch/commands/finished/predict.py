@@ -218,7 +218,7 @@ def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bo
             f"{job.output} cannot be written ({error.strerror or error}): run the same command "
             "again once it can be written."
         ) from error
-    others = progress.found > 0 or job.machine[1] > 1  # have written some of the rows
+    others = progress.found > 0 or job.machine[1] > 1  # wrote some of the rows
     print_summary(job, records, complete, others)
     return complete
 

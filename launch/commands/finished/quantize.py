@@ -88,7 +88,7 @@ def _format_heads(results: dict[str, float]) -> str:
 
 
 def _format_numbers(results: dict[str, float], before: dict[str, float]) -> str:
-    """Returns each metric, and its relative change."""
+    """Formats each metric, and its relative change from `before`."""
     return "  ".join(
         f"{value:16.4f} {(value - before[name]) / (abs(before[name]) or 1.0):+8.2%}"
         for name, value in results.items()

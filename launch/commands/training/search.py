@@ -246,7 +246,7 @@ def _run_trials(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "
 
 
 def _check_devices(cluster: Any, parallel: int) -> None:
-    """Chooses Keras's backend; raises `UserError` if the hosts or devices do not fit a search."""
+    """Chooses Keras's backend; raises `UserError` on a pod, or for parallel trials on a TPU."""
     from tftpu.engines import selection
     from tftpu.tpu import environment
 

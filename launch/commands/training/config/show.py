@@ -28,7 +28,7 @@ class Options(finished.ConfigOrRunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the fields, one a line; or with --sharding the variables of the model.
+    """Prints the fields, one per line; or with --sharding the variables of the model.
 
     Raises:
         UserError: there is no such config, or a value in it is wrong.
