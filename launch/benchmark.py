@@ -1,4 +1,4 @@
-"""The contestants of `tftpu bench`, which take turns."""
+"""Times the contestants of `tftpu bench`, such as the trainer and Keras's `fit`, in turns."""
 
 import math
 import statistics
@@ -25,7 +25,7 @@ FOREVER = 1_000_000
 
 
 def run(experiment: Experiment, name: str, *, compare: bool) -> None:
-    """Prints milliseconds per step of each contestant, and the ratios between them.
+    """Times the trainer, a bare step, the input pipeline and Keras's `fit`; prints a comparison.
 
     Args:
         experiment: an experiment that is validated, but not yet for the available devices.
@@ -40,7 +40,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
     # `TurnCallback` has batch methods, which would shorten device loops if no length is given.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
-    # A turn holds a log line at least, and whole loops, after which the trainer calls callbacks.
+    # A turn has at least one log line, and whole device loops, after each of which callbacks run.
     steps = math.ceil(experiment.train.log_every / loop) * loop
     contestants: dict[str, Contestant] = {
         "trainer": lambda turn: _run_trainer(experiment, engine, turn),
@@ -81,12 +81,12 @@ def take_turns(contestants: dict[str, "Contestant"], steps: int) -> dict[str, li
     """Runs the contestants in turn, repeatedly, each in its own thread.
 
     Args:
-        contestants: the contestants by name; each calls the `TurnCallback` that it is given after
-            every step or device loop, with the number of steps since the last call.
-        steps: length of a turn.
+        contestants: the contestants by name; each calls its `ContestantThread` after every step or
+            device loop, with the number of steps since the last call.
+        steps: number of steps in a turn.
 
     Returns:
-        Seconds of each turn, without the first one, in which programs are compiled.
+        The seconds of each contestant's turns, without the first turn, in which programs compile.
     """
     names = list(contestants)
     turns = {name: ContestantThread(contestants[name], steps) for name in names}
@@ -106,11 +106,11 @@ class ContestantStopped(BaseException):
 
 
 class ContestantThread:
-    """A contestant's thread, which runs only when it is its turn.
+    """A thread that runs a contestant of the benchmark, only while it is its turn.
 
     Args:
         contestant: the function to run.
-        steps: length of a turn.
+        steps: number of steps in a turn.
     """
 
     def __init__(self, contestant: "Contestant", steps: int):
@@ -140,7 +140,7 @@ class ContestantThread:
         self._thread.join()
 
     def __call__(self, steps: int) -> None:
-        """Counts steps that the contestant has done; waits if they were the last of its turn."""
+        """Counts steps that the contestant has run; at the end of its turn, waits for the next."""
         self._left -= steps
         if self._left <= 0:
             _wait_for_devices()
@@ -164,7 +164,7 @@ class ContestantThread:
 
 
 def _wait_for_devices() -> None:
-    """Waits for what JAX still computes, as it returns from a step before that is done."""
+    """Waits for JAX's pending computations, because a step returns before they are done."""
     if keras.config.backend() == "jax":
         import jax
 
@@ -176,7 +176,7 @@ Contestant = Callable[[ContestantThread], None]
 
 
 class TurnCallback(keras.callbacks.Callback):
-    """Ends a turn of `fit` after each step or each device loop."""
+    """Reports the steps of `fit` to its thread, which ends the turn."""
 
     def __init__(self, turn: ContestantThread):
         super().__init__()
@@ -203,7 +203,7 @@ def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread)
 
 
 def _run_bare_step(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
-    """Runs the same step in a bare loop, on one batch that is already on the device."""
+    """Runs the training step in a bare loop, on one batch that is already on the device."""
     data = build.build_training_data(experiment)
     microbatches = experiment.train.gradient_accumulation_steps
     with engine.scope():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def answer(load: "Callable[[], dict[str, Command]]") -> None:
-    """Prints the words that may follow, and exits, if a shell asks for them.
+    """Prints the completions and exits, if a shell requests them; otherwise returns.
 
     Args:
         load: a function that returns the commands by name.
@@ -33,7 +33,7 @@ def answer(load: "Callable[[], dict[str, Command]]") -> None:
 
 
 def _build_parser(commands: "dict[str, Command]") -> argparse.ArgumentParser:
-    """Returns a parser that has the words and the flags of all commands, and runs none."""
+    """Returns a parser with the names and flags of all commands, used only for completion."""
     parser = argparse.ArgumentParser(prog="tftpu", add_help=False)
     groups = {"": parser.add_subparsers()}
     for name, command in commands.items():
@@ -57,7 +57,7 @@ def _build_parser(commands: "dict[str, Command]") -> argparse.ArgumentParser:
 
 
 def _list_fields() -> Iterator[str]:
-    """Yields the fields of the config on the line that is typed, or those that all configs have."""
+    """Yields the fields of the config that the typed line names, or those that all configs have."""
     from tftpu.launch.settings import parsing
 
     words = [word.partition("=")[2] or word for word in os.environ.get("COMP_LINE", "").split()]

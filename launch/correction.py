@@ -1,4 +1,4 @@
-"""Corrects a command line by what an error suggests, so that the line can be typed again."""
+"""Corrects a command line with the suggestion of an error, so that the user can retype it."""
 
 import difflib
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tftpu.errors import find_nearest
 from tftpu.storage import files
 
-# What other tools call the commands.
+# Names that other tools have for the commands.
 SYNONYMS = {
     "run": "train",
     "fit": "train",
@@ -33,7 +33,7 @@ SYNONYMS = {
     "show": "config show",
     "deploy": "launch vertex-endpoint",
 }
-# What other tools call the fields of a config, and in which group each is.
+# Names that other tools have for fields of a config, and the path of each field.
 FIELDS = {
     "batch_size": "data.global_batch_size",
     "batch": "data.global_batch_size",
@@ -48,12 +48,12 @@ FIELDS = {
     "data": "data.data_dir",
     "dataset": "data.data_dir",
 }
-# What other tools, and other commands, call the folder of a run.
+# Names that other tools and other commands have for the folder of a run.
 WORKDIRS = ("output", "output_dir", "out", "logdir", "run", "run_dir", "model_dir")
-# What a person may call the flag that leaves adapters out, --base.
+# Names that a user may guess for --base, the flag that leaves adapters out.
 ADAPTERS = ("adapters", "no_adapters", "lora", "no_lora", "without_adapters")
 
-# What other tools call values of flags and fields.
+# Names that other tools have for values of flags and fields.
 VALUES = {
     "bf16": "mixed_bfloat16",
     "bfloat16": "mixed_bfloat16",
@@ -64,20 +64,20 @@ VALUES = {
     "gpu": "none",
     "cpu": "none",
 }
-# Kinds of addresses of records, which a person may take for flags.
+# Kinds of addresses of records, such as images:FOLDER, which a user may write as flags.
 KINDS = ("images", "text", "tfrecord", "bigquery")
 _RUNS = 10  # most runs that a suggestion names
 
 
 def correct(words: Sequence[str], message: str) -> list[str]:
-    """Returns the command line as the suggestion at the end of an error changes it.
+    """Applies the suggestion in an error ("Did you mean ...?") to the command line.
 
     Args:
-        words: the words after `tftpu`.
-        message: the error.
+        words: the arguments after `tftpu`.
+        message: the text of the error.
 
     Returns:
-        The words to type; [] if the error suggests nothing, or nothing that was typed is near it.
+        The corrected arguments; [] if the error suggests nothing, or names none of the arguments.
     """
     found = re.search(r"Did you mean '([^']+)'(?:\?| or )", message)
     if found is None:
@@ -101,7 +101,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
-    if re.match(r"--\w+=", meant):  # a whole word
+    if re.match(r"--\w+=", meant):  # a complete argument
         changed[place] = meant
         return changed
     before, name, after = changed[place].partition(piece)
@@ -112,12 +112,12 @@ def correct(words: Sequence[str], message: str) -> list[str]:
     )
     run = re.match(r"'([^']+)' is the folder of a run", message)
     if run and words[0] == "train" and not any(w.startswith("--workdir") for w in words):
-        changed.append(f"--workdir={run[1]}")  # else the config's usual run would be resumed
+        changed.append(f"--workdir={run[1]}")  # otherwise the config's usual run would resume
     return changed
 
 
 def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Returns the words with another tool's value replaced by one that is allowed; [] if none."""
+    """Replaces a value that has another name in tftpu, such as bf16; [] if there is none."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if value in VALUES and VALUES[value] in allowed:
@@ -126,18 +126,19 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 
 def leave_fields_out(message: str) -> str:
-    """Returns an error without its advice on a config's fields, for a command without a config."""
+    """Removes the advice on a config's fields from an error, for a command without a config."""
     return re.sub(r" Of a config[:,].*?\.(?=\s|$)", "", message)
 
 
 def suggest_folder(path: str) -> str:
-    """Returns a clause with the runs in a folder, or else with the nearest folder that exists.
+    """Suggests the runs in a folder, or a folder with a similar name, for an error message.
 
     Args:
-        path: the folder that is not a run, local or in a bucket.
+        path: the folder that is not a run.
 
     Returns:
-        A clause such as " Did you mean 'runs/pets'?"; "" if nothing is near, here or in `runs`.
+        A sentence such as " Did you mean 'runs/pets'?"; "" for a path in a bucket, or if no folder
+        beside it or in `runs` has a similar name.
     """
     if files.is_remote(path):
         return ""
@@ -146,7 +147,7 @@ def suggest_folder(path: str) -> str:
         return f" Did you mean {runs[0]!r}?"
     if runs:
         return f" It holds the runs {', '.join(sorted(runs))}. Did you mean {runs[0]!r}?"
-    here = pathlib.PurePath(path)  # of a checkpoint or its file
+    here = pathlib.PurePath(path)  # possibly a checkpoint of a run, or a file in it
     above = [p.parent for p in (here, *here.parents) if p.name == "checkpoints"]
     if run := next((str(p) for p in above if os.path.exists(p / "config.json")), None):
         return f" Did you mean {run!r}?"
@@ -163,9 +164,9 @@ def suggest_folder(path: str) -> str:
 
 
 def expand_folders(paths: Sequence[str]) -> list[str]:
-    """Returns the runs of a command that takes several: a folder of runs stands for these.
+    """Replaces each folder of runs by the runs in it, for a command that takes several runs.
 
-    Commas separate local ones as well, unless a folder has one in its name.
+    A local path may also list runs separated by commas, unless a folder has that name.
     """
     found: list[str] = []
     for path in itertools.chain(*map(_separate, paths)):
@@ -181,7 +182,7 @@ def _separate(path: str) -> list[str]:
 
 
 def list_runs(path: str) -> list[str]:
-    """Returns the runs directly inside a folder on a disk, the newest first."""
+    """Returns the runs directly inside a local folder, the newest first."""
     if not os.path.isdir(path):
         return []
     times = {}
@@ -193,7 +194,7 @@ def list_runs(path: str) -> list[str]:
 
 
 def _list_pieces(word: str) -> Iterator[str]:
-    """Yields the parts of a word that may be misspelt: names, fields, and values."""
+    """Yields the parts of an argument that may be misspelt: names, fields, and values."""
     flag, _, value = word.partition("=")
     name = flag.lstrip("-")
     yield flag
@@ -204,4 +205,4 @@ def _list_pieces(word: str) -> Iterator[str]:
     yield from name.split(".") if "." in name and not name.endswith(".py") else ()
     if value:
         yield value
-        yield from re.split("[,=]", value) if re.search("[,=]", value) else ()  # v5e=1,v6e=2
+        yield from re.split("[,=]", value) if re.search("[,=]", value) else ()  # as in v5e=1,v6e=2

@@ -1,4 +1,4 @@
-"""The console script `tftpu`: it imports the command line where a Ctrl-C is answered already."""
+"""The console script `tftpu`, which handles Ctrl-C even while the command line is imported."""
 
 import sys
 

@@ -18,9 +18,9 @@ class Failure(NamedTuple):
 
     Attributes:
         name: a unique name, to which tests refer.
-        pattern: regular expression for the message; its named groups fill the next two texts.
-        meaning: what happened.
-        remedy: what to do.
+        pattern: regular expression for the message; its named groups fill the other texts.
+        meaning: sentence that says what happened.
+        remedy: sentence that says what to do; "" if there is none.
     """
 
     name: str
@@ -47,7 +47,7 @@ FAILURES = (
         r"No OpKernel was registered to support Op '(?:ConfigureDistributedTPU|TPU\w+)'",
         "The TensorFlow that is loaded was not built for TPUs: plain tensorflow or tensorflow-cpu "
         "overwrote tensorflow-tpu, or is installed instead of it.",
-        "Run `tftpu doctor`, which shows whose files they are and how to fix it.",
+        "Run `tftpu doctor`, which shows which package installed it and how to fix it.",
     ),
     Failure(
         "no-kernel",
@@ -174,7 +174,7 @@ FAILURES = (
         "compiler-option",
         r"No such compile option: '(?P<option>\w+)'",
         "XLA has no option {option} on this platform.",
-        "Correct --config.cluster.compiler_options; those of libtpu do not exist on CPUs and GPUs.",
+        "Correct --config.cluster.compiler_options; CPUs and GPUs do not have libtpu's options.",
     ),
     Failure(
         "kernel-memory",
@@ -264,12 +264,12 @@ _NOT_A_LAYER = re.compile(
 
 
 def _read_notes(error: BaseException) -> list[str]:
-    """Returns the notes of an error, without the one of JAX, which is on tracebacks."""
+    """Returns the notes of an error, without JAX's note about its filtered tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "internal frames" not in note]
 
 
 def run_for_exit_code(work: Callable[[], None]) -> int:
-    """Runs a function, prints the error if it fails, and returns the exit code."""
+    """Runs a function and returns the exit code; prints a known error, and raises others."""
     with interrupts.noting():
         return _run_for_exit_code(work)
 
@@ -301,7 +301,7 @@ def _end(code: int, message: object) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """Returns an explanation of a failure, with its message below; None if it is unknown.
+    """Returns an explanation of a failure, with the original message; None if it is unknown.
 
     Args:
         error: the exception.
@@ -319,8 +319,7 @@ def explain(error: BaseException) -> str | None:
                 failure.remedy.format_map(values),
             ]
             text = " ".join(filter(None, sentences))
-            # If the remedy is known, TensorFlow's words around the library's own message are left
-            # out.
+            # Without a remedy, the meaning quotes the message, so the text around it is left out.
             return f"{text}\n\n{said}" if failure.remedy else text
     return None
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, which ends a command in one line, also where a library hides or drops it."""
+"""Ends a command with one line at Ctrl-C, even if a library hides or drops the interrupt."""
 
 import _thread
 import contextlib
@@ -15,10 +15,10 @@ _SOON = 0.05  # seconds until a Ctrl-C that was lost is repeated
 
 
 class _Noting:
-    """A handler of Ctrl-C that raises `KeyboardInterrupt`, as Python's own does, and notes it.
+    """A handler of Ctrl-C that raises `KeyboardInterrupt`, as Python's does, and records it.
 
     Attributes:
-        noted: whether there was one.
+        noted: whether Ctrl-C was pressed.
     """
 
     def __init__(self):
@@ -31,10 +31,10 @@ class _Noting:
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Notes a Ctrl-C in the block for `was_interrupted` and `raise_lost`.
+    """Records a Ctrl-C in the block for `was_interrupted` and `raise_lost`.
 
-    Code in C that calls Python back may drop the interrupt or raise another error in its place:
-    TensorFlow, while it traces, says that a sequence has an item too few.
+    C code that calls back into Python may drop the interrupt or raise another error in its place:
+    TensorFlow, while it traces, reports that a sequence has too few items.
     """
     if not _raises_at_interrupt():
         yield
@@ -47,14 +47,14 @@ def noting() -> Iterator[None]:
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Returns whether an error is a Ctrl-C, or hides one, as NumPy's import does."""
+    """Returns whether Ctrl-C caused an error, even if a library raised another error for it."""
     cause = error.__cause__ or error.__context__
     is_one = isinstance(error, KeyboardInterrupt) or _is_noted()
     return is_one or (cause is not None and was_interrupted(cause))
 
 
 def raise_lost() -> None:
-    """Raises `KeyboardInterrupt` if there was a Ctrl-C, which a library must have dropped."""
+    """Raises `KeyboardInterrupt` if a Ctrl-C was recorded, because a library dropped it."""
     if _is_noted():
         raise KeyboardInterrupt
 
@@ -65,7 +65,7 @@ def _is_noted() -> bool:
 
 
 def _raises_at_interrupt() -> bool:
-    """Returns whether a Ctrl-C would raise `KeyboardInterrupt` in this thread, the main one."""
+    """Returns whether this is the main thread, and Ctrl-C raises `KeyboardInterrupt` in it."""
     handler = signal.getsignal(signal.SIGINT)
     raises = handler is signal.default_int_handler or isinstance(handler, _Noting)
     return raises and threading.current_thread() is threading.main_thread()
@@ -73,7 +73,7 @@ def _raises_at_interrupt() -> bool:
 
 @contextlib.contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Ends the process at a Ctrl-C in the block, which only imports: NumPy would hide it."""
+    """Ends the process at Ctrl-C in a block of imports, as NumPy's import hides the interrupt."""
     if not _raises_at_interrupt():
         yield
         return
@@ -90,7 +90,7 @@ def ending_at_interrupt() -> Iterator[None]:
 
 
 def die_at_interrupt() -> None:
-    """Lets a Ctrl-C end the process at once, whose work is done: Python would print a traceback."""
+    """Lets Ctrl-C end a process whose work is done, without the traceback that Python prints."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         print(end="", flush=True)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -98,9 +98,9 @@ def die_at_interrupt() -> None:
 
 @contextlib.contextmanager
 def repeating_lost_interrupts() -> Iterator[None]:
-    """Repeats a Ctrl-C that Python drops in the block, as it fell into a callback or a finalizer.
+    """Repeats a Ctrl-C that Python drops in the block because a callback or finalizer was running.
 
-    JAX, for example, is called back by the collection of garbage.
+    Garbage collection, for example, calls back into JAX.
     """
     before = sys.unraisablehook
 
@@ -119,7 +119,7 @@ def repeating_lost_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def answering_sigterm() -> Iterator[None]:
-    """Answers SIGTERM, which `timeout` sends, like a Ctrl-C within the block."""
+    """Handles SIGTERM, which `timeout` sends, like Ctrl-C within the block."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

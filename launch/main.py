@@ -33,7 +33,7 @@ from tftpu.version import __version__
 _AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
 _RUNS = 2  # most runs that an example names
-_CORRECTIONS = 3  # mistakes of one line that are corrected together
+_CORRECTIONS = 3  # most mistakes of a command line that are corrected together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Command:
 
     Attributes:
         name: the words after `tftpu`, such as "train" or "data check".
-        summary: one line.
+        summary: one-line description of the command.
         description: further paragraphs of its help, "" if there are none.
         example: one or more command lines.
         options: the dataclass that `run` takes.
-        run: does the work; raises `UserError` for the user's mistakes.
+        run: the function that runs the command; raises `UserError` for the user's mistakes.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The flags; the first may be a word."""
+        """The flags; the first may be given as a positional argument."""
         return list_flags(self.options)
 
     @property
     def overrides_help(self) -> str:
-        """The meaning of `--config.GROUP.FIELD=VALUE`; "": the command does not take it."""
+        """The help of `--config.GROUP.FIELD=VALUE`; "" if the command does not take this flag."""
         return self.options.OVERRIDES_HELP if takes_config(self.options) else ""
 
     @property
@@ -98,12 +98,12 @@ def run() -> None:
         code = main(sys.argv[1:], None if is_again else _start_again)
     finally:
         interrupts.die_at_interrupt()
-        gc.freeze()  # else Python looks for garbage among all of TensorFlow, for a second or more
+        gc.freeze()  # otherwise garbage collection at exit scans TensorFlow for a second or more
     sys.exit(code)
 
 
 def _start_again(backend: str) -> None:
-    """Replaces this process by one that runs the same command, with Keras on another backend."""
+    """Replaces this process with one that runs the same command, with another Keras backend."""
     os.environ.update({"KERAS_BACKEND": backend, _AGAIN: "1"})
     sys.stdout.flush()
     command = build_command(sys.argv[1:])
@@ -111,7 +111,7 @@ def _start_again(backend: str) -> None:
 
 
 def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = None) -> int:
-    """Runs a command.
+    """Runs the command that the arguments name.
 
     Args:
         arguments: the words after `tftpu` on the command line.
@@ -141,7 +141,7 @@ def load_commands() -> dict[str, Command]:
 
 
 def group_commands() -> dict[str, dict[str, str]]:
-    """Maps each group's title to its commands' modules by name; `train`, the usual first, leads."""
+    """Maps each group's title to its commands' modules by name, sorted, with `train` first."""
     modules = dict(sorted(_find_modules().items(), key=lambda item: (item[0] != "train", item[0])))
     groups = {}
     for group in [*package.GROUPS, ""]:
@@ -218,10 +218,10 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _complete(command: Command, arguments: list[str]) -> str:
-    """Returns the arguments of a command with the words that they lack of the nearest example.
+    """Returns a command line with the given arguments and the missing ones of the nearest example.
 
-    In place of the example's run, the newest ones in the folder `runs` are named; to train, the
-    config of the run in --workdir.
+    The example's run is replaced by the newest runs in the folder `runs`; for `train`, its config
+    is replaced by the config of the run in --workdir.
     """
     name, examples = command.name, command.example.splitlines()
     lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples]
@@ -241,7 +241,7 @@ def _complete(command: Command, arguments: list[str]) -> str:
 
 
 def _correct(words: list[str], message: str) -> str:
-    """Returns the line that corrects a command line, or "" if none is found that could run."""
+    """Returns a corrected command line that could run; "" if none is found."""
     for _ in range(_CORRECTIONS):
         words = correction.correct(words, message)
         if not words:
@@ -265,7 +265,7 @@ def _correct(words: list[str], message: str) -> str:
 
 
 def _split_command(words: list[str]) -> tuple[str, list[str]]:
-    """Splits the words into the name of a command and its arguments."""
+    """Splits a command line into the name of the command and its arguments."""
     names = list(_find_modules())
     if " ".join(words[:2]) in names:
         return " ".join(words[:2]), words[2:]
@@ -320,7 +320,7 @@ def _find_source(module: str) -> Path:
 
 
 def _read_docstring(path: Path) -> str:
-    """Returns the docstring of a file, which `python -OO` removes from the module."""
+    """Reads a docstring from the file of a module, because `python -OO` removes it there."""
     return path.read_text().split('"""', 2)[1].strip()
 
 

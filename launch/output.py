@@ -1,4 +1,4 @@
-"""Lines about what a command does, and a command that continues when nobody reads them."""
+"""Progress lines of a command, which continues if its output can no longer be written."""
 
 import contextlib
 import errno
@@ -12,16 +12,16 @@ from typing import Any, TextIO
 from tftpu.launch import interrupts
 from tftpu.runtime.slow import counting_seconds, report_activity
 
-_SLOW = 2.0  # seconds of output after which a reader that has gone is worth a line
+_SLOW = 2.0  # seconds after a reader has gone; only output after that time is reported as lost
 
 
 def outlive_readers() -> None:
     """Lets the command continue when its output can no longer be written.
 
-    Hours of training must not end because a pager was closed. Later output is lost, and standard
-    error says so once, for a closed pager when output follows some seconds later. Metrics and
-    checkpoints are in the workdir as always. Characters that the terminal cannot show are printed
-    as escapes.
+    Hours of training must not end because a pager was closed. Later output is lost, which is
+    reported once on standard error; for a closed pager, only if output follows some seconds later.
+    Metrics and checkpoints are in the workdir as always. Characters that the terminal cannot show
+    are printed as escapes.
     """
     if sys.stdout is not None:
         sys.stdout = _wrap_stream(sys.stdout, os.dup(2) if sys.stderr is not None else None)
@@ -30,14 +30,14 @@ def outlive_readers() -> None:
 
 
 def is_reader_gone() -> bool:
-    """Returns whether printed text is lost, so that a filter can stop."""
+    """Returns whether standard output can no longer be written, so that a command can stop."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _LossyDescriptor) and raw.lost
 
 
 def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
-    # Without a buffer (PYTHONUNBUFFERED), lines leave at once as well.
+    # Without a buffer (PYTHONUNBUFFERED), each line is written at once as well.
     by_line = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),
@@ -74,7 +74,7 @@ class _LossyDescriptor(io.FileIO):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
-            # A reader such as `head` has all that it wants of a command that is about to end.
+            # A reader such as `head` may close on purpose: `write` reports it if output continues.
             if error.errno != errno.EPIPE:
                 self._report(str(error.strerror))
             return len(data)
@@ -91,7 +91,7 @@ class _LossyDescriptor(io.FileIO):
 
 @contextlib.contextmanager
 def reporting(doing: str) -> Iterator[None]:
-    """Prints what the block does, as `report_activity`, and how long it has taken, now and then."""
+    """Prints what the block does, and from time to time how many seconds it has taken."""
     report_activity(doing)
     with counting_seconds(doing):
         yield

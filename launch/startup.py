@@ -1,4 +1,4 @@
-"""Starts commands: imports TensorFlow, and builds lines of processes."""
+"""Starts commands: imports TensorFlow, and builds the command lines of further processes."""
 
 import importlib.util
 import os
@@ -14,8 +14,8 @@ _MAIN = "import os, sys; from tftpu.launch.main import run; sys.path.append(os.g
 
 
 def build_command(words: Sequence[str]) -> list[str]:
-    """Returns the command of a process that runs `tftpu` with these words as this one does."""
-    # -P, because `_MAIN` adds the working directory.
+    """Returns the command of another process that runs `tftpu` with the given arguments."""
+    # -P leaves out the working directory, which `_MAIN` adds last.
     flags = ["-P", *["-O"] * sys.flags.optimize]
     return [sys.executable, *flags, "-c", _MAIN, *words]
 
@@ -44,12 +44,12 @@ def import_tensorflow() -> None:
 
 
 def leave_devices_alone() -> None:
-    """Makes TensorFlow start without GPUs and JAX on the CPU: the command runs nothing on them.
+    """Hides GPUs from TensorFlow and sets JAX to the CPU, for a command that uses no accelerator.
 
     GPUs that CUDA_VISIBLE_DEVICES names stay visible.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-    if "jax" in sys.modules:  # which is imported later only by what chooses the CPU itself
+    if "jax" in sys.modules:  # code that imports JAX later chooses the CPU itself
         from tftpu.engines.jax.cluster import use_cpu
 
         use_cpu()

@@ -11,7 +11,7 @@ from tftpu.launch.diagnosis.cloud import LOGIN
 from tftpu.storage import buckets
 from tftpu.storage.buckets import BucketError
 
-NO_ANSWER = 0  # a status in place of HTTP's, if the service sent no answer
+NO_ANSWER = 0  # the status of a request that the service did not answer, in place of HTTP's
 T = TypeVar("T")
 
 
@@ -20,7 +20,7 @@ class RefusedError(UserError):
 
 
 class NotFoundError(RefusedError):
-    """A service does not have what a request names."""
+    """The object that a request names does not exist."""
 
 
 class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
@@ -33,7 +33,7 @@ class ApiService:
 
     Attributes:
         name: the service's name in messages, such as "the cluster".
-        messages: texts by HTTP status, in which `{what}` is the attempt and `{said}` the answer.
+        messages: texts by HTTP status, with `{what}` for the attempt and `{said}` for the answer.
         read_error: returns the status of a client's error (`NO_ANSWER` if none came) and the
             service's message; None for an error of another kind.
     """
@@ -109,7 +109,7 @@ call = _SERVICE.call
 
 
 def to_sentence(text: str) -> str:
-    """Returns the first line of what a service said, with a full stop."""
+    """Returns the first line of a service's message, shortened, with a full stop."""
     return f"{(text.strip().splitlines() or ['no reason was given'])[0][:300].rstrip('.')}."
 
 
@@ -134,8 +134,8 @@ def connect(client: Callable[..., T], region: str | None = None) -> T:
     """Returns a client of Google Cloud.
 
     Args:
-        client: its class.
-        region: the region of Vertex AI, for clients of it.
+        client: class of the client.
+        region: region of a client of Vertex AI; None for other clients.
     """
     options = {"client_options": {"api_endpoint": f"{region}-aiplatform.googleapis.com"}}
     return call("finding credentials", client, **(options if region else {}))
@@ -150,7 +150,7 @@ def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
 
 
 class BucketFolder:
-    """Reads a folder of a bucket in which machines write. A file that cannot be read is empty.
+    """A folder of a bucket to which machines write; a file that cannot be read counts as empty.
 
     Args:
         path: "gs://bucket/folder", which need not exist yet.
@@ -168,16 +168,16 @@ class BucketFolder:
         """Returns the complete lines that were appended to a file since the last call."""
         try:
             data = buckets.read_range(f"{self._path}/{name}", self._seen[name])
-        except BucketError:  # the run continues without the lines of a file that is missing
+        except BucketError:  # for example, the machine has not written the file yet
             return ""
         whole = data[: data.rfind(b"\n") + 1]
         self._seen[name] += len(whole)
         return whole.decode(errors="replace")
 
     def read(self, name: str) -> dict[str, str]:
-        """Returns the contents of all files of a name, by the path of their folder below this one.
+        """Returns the text of each file with the given name, by the path of its subfolder.
 
-        The folder itself is "".
+        A file directly in this folder has the path "".
         """
         try:
             return {

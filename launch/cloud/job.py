@@ -22,18 +22,18 @@ VERSION_LABEL = {"tftpu": __version__.replace(".", "-")}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CloudJob:
-    """A run for rented machines.
+    """A run on rented machines.
 
     Attributes:
-        config: name of a config, or path of a user's own.
-        overrides: changes of the config, "--config.train.steps=500".
-        slice: the slice, or several. On each of its hosts, the same command runs.
+        config: name of a config, or path of a user's config file.
+        overrides: overrides of the config, such as "--config.train.steps=500".
+        slice: the slice, or several slices. Every host runs the same command.
         workdir: "gs://bucket/folder" of the run.
         shipment: the files that are sent to the machines.
         service_account: account that the machines run as; None means the default one.
         labels: "key=value,key=value", in addition to tftpu's own.
         timeout: longest time of the run on these machines, in seconds.
-        spot: cheaper, may be preempted; the run then resumes from its last checkpoint.
+        spot: whether the machines are cheaper, but may be preempted; the run then resumes.
     """
 
     config: str
@@ -50,7 +50,7 @@ class CloudJob:
         """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
 
         Raises:
-            UserError: a label that Google Cloud does not allow.
+            UserError: Google Cloud does not allow a label, or tftpu itself sets it.
         """
         own = {
             **VERSION_LABEL,
@@ -59,8 +59,8 @@ class CloudJob:
         }
         for item in filter(None, self.labels.split(",")):
             key, equals, value = item.partition("=")
-            # Kubernetes wants a letter or a digit at both ends; Google Cloud has the other rules,
-            # too.
+            # Kubernetes requires a letter or a digit at both ends; the other rules are also those
+            # of Google Cloud.
             if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
                 raise UserError(
                     f"--labels={self.labels}: {item!r} is not key=value. A key has lower-case "
@@ -84,7 +84,7 @@ class CloudJob:
         return [*self.overrides, f"--workdir={workdir}", "--tpu=local"]
 
     def format_request(self, command: str, request: dict[str, Any]) -> str:
-        """Formats a request, below the command that reads it and the list of files to send.
+        """Formats a request as YAML, below the command that reads it and the list of files to send.
 
         Args:
             command: the shell command, with FILE for the path of the file.
@@ -100,7 +100,7 @@ class CloudJob:
         self.shipment.upload(self.workdir)
 
     def confirm_shipment(self, send_data: bool) -> None:
-        """Prints what is sent, and asks before data are sent; raises as `confirm` does."""
+        """Prints what is sent, and asks before data are sent; raises `UserError` at a refusal."""
         print(self.shipment.describe(self.workdir))
         confirm_data(self.shipment, send_data)
 
@@ -135,7 +135,7 @@ def build_container_command(
 
 
 def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]) -> str:
-    """Returns the shell functions and the values of that command."""
+    """Returns the shell functions and variables with which a container's command begins."""
     lines = [
         "set -eu",
         # A shell that is process 1 of a container ignores every signal that it does not trap.
@@ -155,7 +155,7 @@ def format_yaml(comment: str, content: Any) -> str:
 
 
 def confirm(question: str, flag: str, declined: str) -> None:
-    """Asks on the terminal.
+    """Asks for confirmation on the terminal.
 
     Args:
         question: the question, such as "Rent it?".
@@ -172,7 +172,7 @@ def confirm(question: str, flag: str, declined: str) -> None:
 
 
 def confirm_data(shipment: Shipment, send_data: bool) -> None:
-    """Asks before data and exports in the config's folder are sent; raises as `confirm` does."""
+    """Asks before data in the config's folder are sent; raises `UserError` if not confirmed."""
     found = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for name, size in shipment.data.items())
     if found and not send_data:
         print(
@@ -189,7 +189,7 @@ def confirm_data(shipment: Shipment, send_data: bool) -> None:
 
 
 def check_bucket_folder(flag: str, path: str) -> None:
-    """Raises `UserError` unless a path is given and in a bucket."""
+    """Raises `UserError` unless a path is in a bucket, without quotes and backslashes."""
     # The path is written into JSON and into shell scripts.
     if any(sign in path for sign in "\"'\\"):
         raise UserError(f"--{flag}={path} contains a quote or a backslash: choose another name.")

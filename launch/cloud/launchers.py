@@ -1,8 +1,8 @@
-"""Which launcher has a slice, for the errors of those that do not."""
+"""Names a launcher for a slice, in the errors of launchers that do not have the slice."""
 
 from tftpu.tpu.slices import Slice
 
-# The image of TPU VMs of each generation: https://cloud.google.com/tpu/docs/runtimes
+# The runtime image of TPU VMs of each generation: https://cloud.google.com/tpu/docs/runtimes
 RUNTIMES = {
     "v2": "tpu-ubuntu2204-base",
     "v3": "tpu-ubuntu2204-base",
@@ -14,7 +14,7 @@ RUNTIMES = {
 
 
 def suggest_launcher(wanted: Slice) -> str:
-    """Returns a sentence with a launcher for a slice that another one does not have."""
+    """Returns advice on which launcher has a slice, for a launcher that does not have it."""
     if wanted.generation.name in RUNTIMES:
         return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
     if wanted.slices > 1 and wanted.single.hosts == 1:

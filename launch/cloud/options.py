@@ -13,17 +13,17 @@ from tftpu.tpu.slices import Slice
 
 
 def print_dry_run(request: str, **flags: str | None) -> None:
-    """Prints the request of a dry run, and says on stderr which flags it lacks.
+    """Prints the request of a dry run, and on stderr the required flags that are missing.
 
     Args:
         request: the request as YAML.
-        flags: the values of required flags by their names; None is missing.
+        flags: values of the required flags, by name; None if a flag is missing.
     """
     print(request, end="")
     missing = [f"--{name}" for name, value in flags.items() if not value]
     if missing:
         print(
-            f"tftpu: missing in this dry run, and needed without it: {', '.join(missing)}. "
+            f"tftpu: this dry run lacks flags that are needed without it: {', '.join(missing)}. "
             "Placeholders stand for them.",
             file=sys.stderr,
         )
@@ -38,7 +38,7 @@ class ProjectOptions:
     )
 
     def resolve_project(self, client: str, dry_run: bool) -> str:
-        """Returns `--project` or GOOGLE_CLOUD_PROJECT; a dry run without either has a placeholder.
+        """Returns `--project`; by default GOOGLE_CLOUD_PROJECT, or in a dry run a placeholder.
 
         Args:
             client: the module of the client library that the request needs.
@@ -64,7 +64,7 @@ class JobOptions(ConfigOptions):
     workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the run (required)", metavar="DIR")
     package: str | None = flag(
         None,
-        "wheel, here or in a bucket, or requirement to install there",
+        "wheel, local or in a bucket, or requirement that the machines install",
         metavar="PACKAGE",
         shown="the tftpu that is running",
     )
@@ -72,20 +72,20 @@ class JobOptions(ConfigOptions):
         None, "e-mail address that the machine runs as", metavar="EMAIL", shown="the default one"
     )
     labels: str = flag("", "labels in addition to tftpu's own", metavar="KEY=VALUE,...")
-    timeout: float = flag(604_800.0, "when the run is ended", metavar=TIME, minimum=60)
+    timeout: float = flag(604_800.0, "time limit of the run", metavar=TIME, minimum=60)
     spot: bool = flag(False, "use cheaper machines, which may be preempted")
     send_data: bool = flag(False, "send data in the folder of the config without asking")
     dry_run: bool = flag(False, "print the request, and send nothing")
 
     def build_fields(self, wanted: Slice, trained_by: str) -> dict[str, Any]:
-        """Returns the fields of a `CloudJob`; a dry run has a placeholder for the workdir.
+        """Returns the fields of a `CloudJob`; a dry run uses a placeholder for a missing workdir.
 
         Args:
             wanted: the slice.
             trained_by: name of the engine.
 
         Raises:
-            UserError: there is no workdir, it is not in a bucket, or a file cannot be sent.
+            UserError: the workdir is missing or not in a bucket, or a file cannot be sent.
         """
         workdir = self.workdir or ""
         if self.dry_run:

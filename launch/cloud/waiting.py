@@ -1,4 +1,4 @@
-"""Waiting for machines: one loop for all launchers, and messages if the wait ends early."""
+"""Waits for machines: one loop for all launchers, and messages if the wait ends early."""
 
 import contextlib
 import time
@@ -9,17 +9,17 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, RefusedError
 
 POLL_S = 10.0
-# If a connection is lost for longer (in seconds), the wait ends and the run continues.
+# Seconds after which a lost connection ends the wait; the run itself continues.
 PATIENCE_S = 600.0
 LAST_LINES = 20  # lines shown of the output of a machine that failed
 T = TypeVar("T")
 
 
 def poll(look: Callable[[], T]) -> Iterator[T]:
-    """Yields what a function returns every few seconds, also across a lost connection.
+    """Calls a function every few seconds and yields its results; retries lost connections.
 
     Raises:
-        ConnectionLost: no answer came for `PATIENCE_S`.
+        ConnectionLost: no answer came for `PATIENCE_S` seconds.
     """
     lost_since = None
     while True:
@@ -39,7 +39,7 @@ def poll(look: Callable[[], T]) -> Iterator[T]:
 
 
 def retry(function: Callable[[], T]) -> T:
-    """Repeats a request until an answer comes; raises `ConnectionLost` after `PATIENCE_S`."""
+    """Repeats a request until an answer comes; `ConnectionLost` is raised after `PATIENCE_S`."""
     return next(poll(function))
 
 
@@ -50,27 +50,27 @@ class StateLog:
         self._shown: dict[str, str] = {}
 
     def print(self, state: str, name: str = "") -> None:
-        """Prints a state, unless it is the last printed one of that name."""
+        """Prints a state, unless it is the last one that was printed for the same name."""
         if self._shown.get(name) != state:
             self._shown[name] = state
             print(f"{time.strftime('%H:%M:%S')}  {f'{name} {state}'.lstrip()}", flush=True)
 
 
 def print_last_lines(machine: str, log: str) -> None:
-    """Prints the end of what a machine printed."""
+    """Prints the last lines of a machine's output."""
     lines = log.splitlines()[-LAST_LINES:]
     print(f"The last lines of {machine}:", *lines, sep="\n", flush=True)
 
 
 @contextlib.contextmanager
 def watching(running: str) -> Iterator[None]:
-    """Says what still runs if the block ends early; Ctrl-C only ends the watching.
+    """Reports what still runs if the block, which follows a job, ends early, such as by Ctrl-C.
 
     Args:
-        running: what runs, and the command that ends it.
+        running: a message that names what runs, and the command that ends it.
 
     Raises:
-        UserError: a request was rejected, or a connection stays lost.
+        UserError: a request was rejected, or a lost connection was not restored.
     """
     try:
         yield
@@ -87,7 +87,7 @@ def creating(possible: str) -> Iterator[None]:
     """Raises `UserError` if a request in the block is interrupted or gets no answer.
 
     Args:
-        possible: what may exist now, and the command that ends it.
+        possible: a message that names what may exist now, and the command that ends it.
     """
     try:
         yield

@@ -63,7 +63,7 @@ class ClusterNamespace:
     context: str | None
 
     def check(self) -> None:
-        """Raises `UserError` if the cluster cannot be reached, or does not know JobSets."""
+        """Raises `UserError` if the cluster cannot be reached, or has no JobSet API."""
         try:
             self._call("looking for JobSets", "list_namespaced_custom_object", limit=1)
         except NotFoundError as error:
@@ -80,8 +80,8 @@ class ClusterNamespace:
         """Creates a JobSet. A lost answer is not an error if the JobSet exists.
 
         Raises:
-            UserError: the request was rejected.
-            ConnectionLost: no answer came, and nothing tells whether the JobSet exists.
+            UserError: the request was rejected or never arrived.
+            ConnectionLost: no answer came, and it is unknown whether the JobSet exists.
         """
         try:
             self._call("creating the JobSet", "create_namespaced_custom_object", body=created)
@@ -125,8 +125,8 @@ class ClusterNamespace:
         """Returns the output of a pod, "" if it cannot be read.
 
         Args:
-            pod: its name.
-            **limits: `timestamps`, `since_seconds` or `tail_lines`, as for the client.
+            pod: name of the pod.
+            **limits: the client's arguments `timestamps`, `since_seconds` or `tail_lines`.
         """
         try:
             answer = call(
@@ -169,10 +169,10 @@ def select_pods(jobset: str) -> str:
 
 
 def connect(namespace: str, context: str | None) -> ClusterNamespace:
-    """Returns a namespace of the cluster in the kubeconfig, after a check that the cluster answers.
+    """Returns a namespace of the cluster in the kubeconfig, after checking that it can be used.
 
     Args:
-        namespace: its name.
+        namespace: name of the namespace.
         context: the context of the kubeconfig; None means the current one.
 
     Raises:

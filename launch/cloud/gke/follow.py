@@ -19,7 +19,7 @@ def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> No
 
     Args:
         cluster: the namespace of the JobSet.
-        name: its name.
+        name: name of the JobSet.
         queue_s: seconds that its pods may wait for machines, at the start and after each restart.
             After that time the JobSet is deleted.
 
@@ -35,7 +35,7 @@ def describe_running(cluster: ClusterNamespace, name: str) -> str:
     command = f"tftpu launch gke-attach {name} --namespace={cluster.namespace}"
     command += f" --context={cluster.context}" if cluster.context else ""
     return (
-        f"The JobSet {name} runs on, and incurs costs; `{command}` follows it again, and "
+        f"The JobSet {name} keeps running, and incurs costs; `{command}` follows it again, and "
         f"`{cluster.format_deletion(name)}` ends it."
     )
 
@@ -65,17 +65,17 @@ class _JobSetWatcher:
             self._end_waiting(jobset, pods)
 
     def _look(self) -> tuple[JobSet, list[Pod]]:
-        """Returns the JobSet and its pods, by their slices' and hosts' numbers."""
+        """Returns the JobSet, and its pods sorted by the numbers of slice and host."""
         jobset = self._cluster.find(self._name)
         if jobset is None:
             raise UserError(
                 f"There is no JobSet {self._name} in the namespace {self._cluster.namespace}: it "
-                "was deleted, or never existed. Nothing of it is running."
+                "was deleted, or never existed. None of its pods runs."
             )
         return jobset, gke_pods.read_pods(self._cluster, self._name)
 
     def _print_log(self, pods: list[Pod]) -> None:
-        """Prints the new lines of the first pod, also if a restart has replaced it."""
+        """Prints the new lines of the first pod, and of the pod that replaced it at a restart."""
         chiefs = [pod for pod in pods if pod.chief and pod.started]
         for pod in chiefs:
             if pod.name not in [log.pod for log in self._logs]:
@@ -119,7 +119,7 @@ class _JobSetWatcher:
         )
 
     def _describe_failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
-        """Returns why the run failed; prints the failed pod's last lines, unless shown."""
+        """Returns why the run failed; prints the failed pod's last lines if they are new."""
         said = failed.get("message") or failed.get("reason") or "no reason was given"
         pod = gke_pods.find_cause(pods)
         if pod is None:
@@ -137,7 +137,7 @@ class _JobSetWatcher:
         """Returns a message that says where the output is kept, and for how long."""
         selector = f"--selector={client.select_pods(self._name)}"
         command = self._cluster.format_command("logs", selector, "--tail=-1", "--prefix")
-        return f"For a day, this shows what the pods printed: {command}"
+        return f"For a day, this shows the output of the pods: {command}"
 
 
 def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:

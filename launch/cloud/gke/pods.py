@@ -11,8 +11,8 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # seconds by which the node's clock and this machine's may differ
-# Exit codes of pods that lost another host or that a signal stopped; any other code is the cause of
-# a failure, and is reported first.
+# Ranks of the exit codes of pods that lost another host or that a signal stopped. Any other code is
+# the cause of a failure, and is reported first.
 _CONSEQUENCES = {137: 1, 143: 2, ExitCode.PREEMPTED: 3, ExitCode.HOST_LOST: 4}
 _OUT_OF_MEMORY = "OOMKilled"
 
@@ -22,7 +22,7 @@ class Pod:
     """The state of a pod.
 
     Attributes:
-        name: its name.
+        name: name of the pod.
         index: the number of its slice, and the number of its host in that slice.
         started: whether it runs, or has run.
         waits_for: why it does not run; "" if it runs, or if the reason is unknown.
@@ -39,17 +39,17 @@ class Pod:
 
     @property
     def chief(self) -> bool:
-        """True for the first host of the first slice."""
+        """Whether this is the pod of the first host of the first slice."""
         return self.index == (0, 0)
 
     @property
     def runs(self) -> bool:
-        """True from its start to its end."""
+        """Whether the pod has started and has not ended."""
         return self.started and self.code is None
 
 
 def read_pods(cluster: ClusterNamespace, jobset: str) -> list[Pod]:
-    """Returns the pods of a JobSet by their slices' and hosts' numbers."""
+    """Returns the pods of a JobSet, sorted by the numbers of slice and host."""
     found = [_convert_pod(pod) for pod in cluster.list_pods(jobset)]
     return sorted(found, key=lambda pod: (pod.index, pod.name))
 
@@ -90,11 +90,11 @@ def _format_reason(state: Any) -> str:
 
 
 class PodLog:
-    """Reads the lines that a pod prints.
+    """The output of a pod, which is read line by line.
 
     Args:
-        cluster: where the pod is.
-        pod: its name.
+        cluster: the namespace of the pod.
+        pod: name of the pod.
     """
 
     def __init__(self, cluster: ClusterNamespace, pod: str):

@@ -18,7 +18,7 @@ from tftpu.errors import UserError
 from tftpu.launch.cloud.shipping import secret_files
 
 LIMIT = 64 << 20  # bytes; a larger folder holds data, which belongs in a bucket
-ASKED = 1 << 20  # bytes of data that are sent without a question
+ASKED = 1 << 20  # bytes of data; more are sent only after a confirmation
 _CODE = (
     *(".py", ".pyi", ".ipynb", ".md", ".rst", ".txt", ".toml", ".cfg", ".ini", ".yaml", ".yml"),
     *(".json", ".sh"),
@@ -28,7 +28,7 @@ _WAY_OUT = "name it in .gitignore, or move it out of the folder"
 
 
 def choose_name(folder: Path) -> str:
-    """Returns the name that the folder keeps on the machine."""
+    """Returns the name of the folder on the machine."""
     return folder.name or "code"
 
 
@@ -67,7 +67,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
             ", line " in why and not name.endswith((".json", ".ipynb"))
             for name, why in secrets.items()
         )
-        comment = "or end a line that holds none in the comment `pragma: allowlist secret`"
+        comment = "or, if a line has no secret, end it with the comment `pragma: allowlist secret`"
         raise UserError(
             f"The folder {folder} would be sent with the config, but it has files that look like "
             f"secrets: {shown}. For each, {_WAY_OUT}{', ' + comment if has_comments else ''}. A "
@@ -77,10 +77,11 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def measure_data(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the bytes of data: those of large files, and of folders with many small files.
+    """Returns the sizes in bytes of files and folders with more than `ASKED` bytes of data.
 
     Args:
-        sizes: the sizes of the files to send, by their path in the folder.
+        sizes: the sizes in bytes of the files to send, by their path in the folder. Files larger
+            than `ASKED`, and files without a suffix of code or text, count as data.
     """
     found: dict[str, int] = {}
     for name, size in sizes.items():
@@ -97,9 +98,9 @@ def _check_links(folder: Path, names: list[str]) -> None:
         if not path.is_symlink() or not path.exists():
             continue
         if path.is_dir():
-            what = "a link to a folder, which does not travel: copy the folder"
+            what = "a link to a folder, which is not sent: copy the folder"
         elif path.resolve() not in travel:
-            what = f"a link to {path.resolve()}, which does not travel: copy the file"
+            what = f"a link to {path.resolve()}, which is not sent: copy the file"
         else:
             continue
         raise UserError(f"{path} is {what} here, or {_WAY_OUT}.")
@@ -155,9 +156,9 @@ def _walk_folder(folder: Path) -> list[str]:
 
 
 def _find_ignored(root: Path, names: list[str]) -> set[str]:
-    """Returns the paths that the `.gitignore` files below a folder name, as git reads them.
+    """Returns the paths that git ignores, according to the `.gitignore` files in a folder.
 
-    Git is asked in a new, empty repository, because it rejects repositories of another user.
+    Git runs with a new, empty repository, because it rejects repositories of another user.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     with tempfile.TemporaryDirectory() as scratch:

@@ -18,7 +18,7 @@ class ExternalImport:
     Attributes:
         module: its top-level name, such as "pandas".
         file: path in the folder of the file that imports it.
-        line: the line there.
+        line: line number of the import in that file.
     """
 
     module: str
@@ -27,18 +27,18 @@ class ExternalImport:
 
 
 def find_external(files: dict[str, bytes], start: str) -> list[ExternalImport]:
-    """Returns what a file imports from outside its folder, directly or through its neighbours.
+    """Returns the imports of a file from outside its folder, also through files in the folder.
 
     Left out are the standard library, imports for type checkers only, and imports that may fail (in
     a `try` with an `except ImportError`).
 
     Args:
         files: content of the folder's files, by path.
-        start: path of the first file; those that it imports from the folder follow.
+        start: path of the first file; files of the folder that it imports are searched, too.
 
     Raises:
         UserError: an imported file is not valid Python. Files that are not imported may be
-            anything.
+            invalid.
     """
     found, broken = dict[str, ExternalImport](), dict[str, Exception]()
     named, seen, waiting = set[str](), set(), [start]
@@ -71,15 +71,15 @@ def _to_module(file: str) -> str:
 
 
 def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns the folder's modules that a module imports, other imported modules, and names.
+    """Returns the modules of a folder that a module imports, other imported modules, and names.
 
     All import statements count, also those in functions, except those for type checkers. Only
-    reached files are read, and a file that is not valid Python imports nothing. The names are all
+    imported files are read, and invalid Python counts as importing nothing. The names are all
     names in the code of these modules: of variables, of attributes and in imports.
 
     Args:
         folder: the folder of the module.
-        start: name of the module; those that it imports from the folder follow.
+        start: name of the module; modules of the folder that it imports are searched, too.
     """
     within, others, names, waiting = set(), set(), set(), [start]
     while waiting:
@@ -115,7 +115,7 @@ def _find_file(folder: Path, module: str) -> Path | None:
 
 
 def _iterate_imported_names(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yields the names that a package's code imports, with their parents; some name objects."""
+    """Yields the dotted names that code imports, and their parents; not all are modules."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
@@ -151,14 +151,14 @@ def _iterate_imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _list_required_children(node: ast.AST) -> list[ast.AST]:
-    """Returns the children of a node, without imports that may fail or that never run."""
+    """Returns the child nodes without code for type checkers, and without imports that may fail."""
     if isinstance(node, ast.Try) and any(_is_import_error_handler(h) for h in node.handlers):
         return [*node.orelse, *node.finalbody]
     return _list_executed_children(node)
 
 
 def _list_executed_children(node: ast.AST) -> list[ast.AST]:
-    """Returns the children of a node, without imports that never run."""
+    """Returns the child nodes without code for type checkers, which never runs."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return list(node.orelse)
     return list(ast.iter_child_nodes(node))

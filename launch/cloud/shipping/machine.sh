@@ -1,8 +1,8 @@
-# Receives, installs and trains what `tftpu launch` sent. The lines above set its values, quoted:
+# Receives and installs what `tftpu launch` sent, and trains. The lines above set these variables:
 # shipped, sums, package, extras, python, code, arguments; `home` is the folder to work in.
 
 # Copies a file of a bucket: fetch ADDRESS FOLDER. A job of Vertex AI has the buckets under /gcs; a
-# plain container has no gcloud, and asks as the service account that the metadata server knows.
+# plain container has no gcloud, and takes a token of its service account from the metadata server.
 fetch() {
   if [ -d "${TFTPU_GCS:-/gcs}" ]; then
     cp "${TFTPU_GCS:-/gcs}/${1#gs://}" "$2"
@@ -62,7 +62,7 @@ install() {
     "${options[@]}" "$requirement"
 }
 
-# The signals of a preemption reach tftpu, which takes the place of this shell.
+# `exec` replaces this shell with tftpu, so that the signals of a preemption reach it.
 train() {
   rm -f /tmp/libtpu_lockfile # left by a process that a restart of the machine ended
   cd "$home/code/$code" # paths in a config may be relative to its folder

@@ -1,7 +1,7 @@
 """Builds a wheel of the running tftpu, for machines that have to run the same code.
 
-The wheel is made from the package's files in place. So it works for a clone, an editable install,
-an installed wheel and a Git URL, without a build tool and without a network. Equal files give equal
+The wheel is made from the files of the imported package. This works for a clone, an editable
+install, an installed wheel and a Git URL, without a build tool or a network. Equal files give equal
 bytes.
 """
 

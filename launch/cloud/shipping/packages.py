@@ -2,8 +2,8 @@
 
 tftpu's own requirements are pinned to the versions installed here. Other packages that a config
 imports must be in `requirements.txt` beside it. A name is looked up in a package index only if the
-user wrote it, because a package that was installed here from elsewhere may have a stranger's
-namesake in the index.
+user wrote it: the index may have a stranger's package with the name of a package that was installed
+here from elsewhere.
 """
 
 import functools
@@ -17,7 +17,7 @@ from tftpu.launch.cloud.shipping.code_imports import ExternalImport
 
 # For each engine: the extra for TPUs, and the package in it that drives the TPU.
 _TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
-# The extra for TPUs decides the versions of these packages, and TensorFlow that of TensorBoard.
+# The extra for TPUs sets the versions of these packages; TensorFlow sets TensorBoard's version.
 _OF_THE_TPU = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "jax", "jaxlib")
 _NOT_PINNED = (*_OF_THE_TPU, "tensorboard")
 _MODULES_THERE = ("tftpu", "tensorflow", "jax", "jaxlib", "libtpu")
@@ -51,7 +51,7 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
     Args:
         imports: the imports of the code, from outside its folder.
         requirements: content of the folder's requirements.txt, "" if there is none.
-        folder: its name, for the error.
+        folder: name of the folder, for the error.
         engine: the name of the engine that trains on the machine.
     """
     names = [m.group() for line in requirements.splitlines() if (m := _NAME.match(line.strip()))]
@@ -85,7 +85,7 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
 
 
 def describe_driver(engine: str) -> str:
-    """Returns the package that drives the machine's TPU, and the version here if it differs.
+    """Returns the package that drives the machine's TPU, and the local version if it differs.
 
     Args:
         engine: the name of the engine that trains on the machine.
@@ -128,7 +128,7 @@ def _list_providers() -> Mapping[str, list[str]]:
 
 
 def _list_requirements(name: str, extra: str = "") -> list[str]:
-    """Returns the names that a package requires here; with an extra, those that it adds."""
+    """Returns the packages that a package requires; with an extra, only those of the extra."""
     from packaging.requirements import Requirement
 
     try:
@@ -145,7 +145,7 @@ def _list_requirements(name: str, extra: str = "") -> list[str]:
 
 
 def _compute_closure(names: list[str]) -> set[str]:
-    """Returns packages and everything that they require, as far as it is installed here."""
+    """Returns packages and all their direct and indirect requirements, if installed here."""
     found, waiting = set(), list(names)
     while waiting:
         name = waiting.pop()

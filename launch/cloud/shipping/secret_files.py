@@ -1,4 +1,4 @@
-"""Files that look like secrets, by their names and by their content.
+"""Finds files that look like secrets, by their names and by their content.
 
 Detectors of `detect-secrets`, and patterns for what it lacks, find tokens of known forms. Its
 detectors by entropy, by names of variables or by a few letters (such as `APCalculator` for
@@ -23,7 +23,7 @@ _NAMES = (
 )
 # Examples by convention: they hold no values.
 _EXAMPLES = (".env.example", ".env.sample", ".env.template")
-# The marks of each detector's tokens. Only the text around a mark is searched.
+# Strings (marks) that the tokens of each detector contain. Only text around marks is searched.
 _DETECTORS = {
     "AWSKeyDetector": ("A3T", "ABIA", "ACCA", "AKIA", "ASIA", "aws", "Aws", "AWS"),
     "AzureStorageKeyDetector": ("AccountKey=",),
@@ -96,8 +96,8 @@ _TOKENS = {
     ),
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
-_REACH = 2048  # characters searched before and behind a mark; some patterns take quadratic time
-# A document is one of these if all of its patterns match.
+_REACH = 2048  # characters searched before and after a mark; some patterns take quadratic time
+# Kinds of documents that hold secrets: a document is of a kind if all of its patterns match.
 _DOCUMENTS = {
     "logins to container registries": (
         r'"auths"\s*:',
@@ -140,15 +140,15 @@ def find_secret(name: str, data: bytes) -> str:
 def _decode_texts(data: bytes) -> Iterator[str]:
     """Yields the content as text, without the escapes of quotes in notebooks and other JSON.
 
-    Tokens are ASCII, so they are found in UTF-8 directly. In UTF-16 and UTF-32, zeros are between
-    their letters.
+    Tokens are ASCII, so they are found in UTF-8 directly. UTF-16 and UTF-32 have zero bytes between
+    the letters, so such content is also yielded without them.
     """
     for read in (data, data.replace(b"\0", b"")) if b"\0" in data else (data,):
         yield read.decode("latin-1").replace('\\"', '"')
 
 
 def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
-    """Yields the kind and the line of what looks like a token."""
+    """Yields the kind and the line number of each string that looks like a token."""
     for what, marks, find in _build_searches():
         for begin, end in (piece for mark in marks for piece in _iterate_pieces(text, mark)):
             if any(map(_is_value, find(text[begin:end]))):
@@ -158,7 +158,7 @@ def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of each line with a mark, or of a long line's part around it."""
+    """Yields begin and end of each line with a mark, or of the text around it in a long line."""
     found = text.find(mark)
     while found >= 0:
         least = max(0, found - _REACH)
@@ -186,9 +186,9 @@ def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 
 
 def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yields the matches of a form; only the group, if the form has a group that matched.
+    """Yields the matches of a pattern, or only the group of a match, if a group matched.
 
-    Zeros in place of a key are removed, because the key may follow them: key="000…" or "…".
+    A key of one repeated character is removed, because the real one may follow: "000…" or "…".
     """
     for match in form.finditer(_ZEROS.sub("", text)):
         yield match[match.lastindex or 0]

@@ -1,7 +1,7 @@
 """The files that are sent to a rented machine: tftpu itself, the user's folder, and versions.
 
-The files are in a folder beside the run in the bucket, named by their content. The request, which
-only its sender can write, holds their SHA-256, so that a machine installs and runs exactly these
+The files are in a folder of the workdir that is named by their hash. The request, which only its
+sender can write, has the SHA-256 of each file, so that a machine installs and runs exactly these
 bytes or nothing.
 """
 
@@ -20,8 +20,8 @@ _CODE = "code.tar.gz"
 _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
 _SHOWN = 30  # most files of the config's folder that are listed
-# These packages own the same files as the TensorFlow in the engine's extra, so a package that
-# requires one of them would break it.
+# Overrides that never install these packages, even if another package requires them: they would
+# overwrite files of the TensorFlow in the engine's extra.
 _NEVER = {
     "tensorflow": "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n",
     "jax": "tensorflow; python_version < '3'\ntensorflow-tpu; python_version < '3'\n",
@@ -34,11 +34,11 @@ class Shipment:
 
     Attributes:
         files: the contents of the files, by name.
-        package: the wheel among the files; or a wheel in a bucket or a requirement, if the user
-            names one.
-        config: name of a config of tftpu, or of the user's file in its folder.
-        folder: absolute path of that folder; None for a config of tftpu.
-        code: the bytes of each file of that folder, by path.
+        package: name of the wheel in `files`; or a wheel in a bucket or a requirement, if the user
+            gives one.
+        config: name of a config of tftpu, or file name of the user's config.
+        folder: absolute path of the folder of the user's config; None for a config of tftpu.
+        code: the size in bytes of each file to send from that folder, by path.
         engine: the name of the engine that trains on the machine.
     """
 
@@ -58,11 +58,11 @@ class Shipment:
 
     @property
     def data(self) -> dict[str, int]:
-        """The bytes of data and exports in that folder; see `code_folder.measure_data`."""
+        """The sizes in bytes of data in the config's folder; see `code_folder.measure_data`."""
         return code_folder.measure_data(self.code)
 
     def resolve_address(self, workdir: str) -> str:
-        """Returns the folder in the bucket, beside the run."""
+        """Returns the "gs://" folder of the files, which is in the run's workdir."""
         return f"{workdir}/launch/code-{hashlib.sha256(self.sums.encode()).hexdigest()[:16]}"
 
     def upload(self, workdir: str) -> None:

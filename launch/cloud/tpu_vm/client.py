@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
-# Seconds after the end of `--timeout` for which the exit code is awaited: it may have been lost.
+# Seconds after `--timeout` at which the wait for an exit code ends: the code may have been lost.
 OVERDUE_S = 3600.0
 _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
@@ -49,10 +49,10 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
 
     Args:
         client: Cloud TPU's client.
-        order: what to rent, and what to run on it.
+        order: the slice to rent, and the run on it.
 
     Raises:
-        UserError: there was no slice, or the run failed.
+        UserError: no slice was available, or the run failed.
     """
     order.ship()
     while True:
@@ -71,7 +71,7 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
 
 
 def attach(client: "TpuClient", project: str, zone: str, name: str) -> None:
-    """Follows the run on a slice that was requested before, and deletes the slice at its end.
+    """Follows the run on a slice that was requested before, and then deletes the slice.
 
     Args:
         client: Cloud TPU's client.
@@ -88,8 +88,8 @@ def attach(client: "TpuClient", project: str, zone: str, name: str) -> None:
         found = google_cloud.call("looking for the slice", get, name=resource)
     except NotFoundError as error:
         raise UserError(
-            f"There is no slice {name} in {zone} of the project {project}: after the end of a run "
-            "it is deleted. What the run printed is in launch/ in its workdir."
+            f"There is no slice {name} in {zone} of the project {project}: a slice is deleted when "
+            "its run ends. The output of the run is in launch/ in its workdir."
         ) from error
     except ConnectionLost as lost:
         raise UserError(str(lost)) from lost
@@ -113,10 +113,10 @@ class _Rental:
         self._ending = f"this deletes it: {shlex.join(rented.build_delete_command())}"
 
     def request(self, order: TpuVmJob) -> None:
-        """Requests the slice and waits until it is there. The caller handles a preemption.
+        """Requests the slice and waits until it is ready. The caller handles a preemption.
 
         Raises:
-            UserError: the request was rejected, or there was no slice.
+            UserError: the request was rejected, or no slice was available.
         """
         try:
             self._create(order)
@@ -130,14 +130,14 @@ class _Rental:
             raise
 
     def follow(self) -> None:
-        """Follows the run, and deletes the slice at its end. The caller handles a preemption.
+        """Follows the run, then deletes the slice unless it is kept. Preemptions are the caller's.
 
         Raises:
-            UserError: there was no slice, or the run failed.
+            UserError: no slice was available, or the run failed.
         """
         workers = SliceWorkers(self._rented)
         try:
-            self._wait_for_capacity()  # returns at once if the slice is there
+            self._wait_for_capacity()  # returns at once if the slice is ready
             outcome = self._follow(workers)
         except _Preempted:
             raise
@@ -157,7 +157,7 @@ class _Rental:
         self._report(workers, outcome)
 
     def raise_preempted(self) -> NoReturn:
-        """Raises `UserError`, which says how to resume."""
+        """Raises `UserError` with the command that resumes the run."""
         raise UserError(
             f"The slice {self._rented.name} was preempted, or its run stopped. The same "
             "`tftpu launch tpu-vm` command resumes from the last checkpoint."
@@ -220,7 +220,7 @@ class _Rental:
                 raise _Preempted
 
     def _follow(self, workers: SliceWorkers) -> Outcome | None:
-        """Prints the run's output until it ends; returns its outcome, None without an exit code."""
+        """Prints the run's output until it ends; returns its outcome, None if no exit code came."""
         overdue = time.monotonic() + self._rented.timeout + OVERDUE_S
         others = workers.describe_other_logs()
         if others:
@@ -251,7 +251,7 @@ class _Rental:
         return found.state.name, f"{detail.rstrip('.')}." if detail else "No reason was given."
 
     def _report(self, workers: SliceWorkers, outcome: Outcome | None) -> None:
-        """Raises `UserError` if the run failed; prints what is known of silent workers."""
+        """Raises `UserError` if the run failed; otherwise names workers that sent no exit code."""
         rented = self._rented
         if outcome is None:
             raise UserError(

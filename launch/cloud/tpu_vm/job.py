@@ -28,7 +28,7 @@ class TpuVmJob(job.CloudJob):
         zone: zone of the slice.
         queue_timeout: how long to wait for capacity, in seconds.
         keep: whether the slice stays after the run. Otherwise the launcher deletes it; if the
-            launcher is gone, its machine does so some minutes after the end.
+            launcher was ended, the slice deletes itself some minutes after the run.
     """
 
     project: str
@@ -42,7 +42,7 @@ class TpuVmJob(job.CloudJob):
         return f"projects/{self.project}/locations/{self.zone}"
 
     def describe_slice(self, name: str) -> RentedSlice:
-        """Returns the slice that the request of that name gets."""
+        """Returns the slice that a request of the given name rents."""
         return RentedSlice(
             name=name,
             project=self.project,
@@ -54,7 +54,7 @@ class TpuVmJob(job.CloudJob):
         )
 
     def build_request(self, name: str) -> dict[str, Any]:
-        """Returns the QueuedResource to create, with the names of the REST interface."""
+        """Returns the QueuedResource to create, with the field names of the REST interface."""
         node: dict[str, Any] = {
             "acceleratorType": self.slice.single.name.replace("v5e", "v5litepod"),
             "runtimeVersion": RUNTIMES[self.slice.generation.name],
@@ -169,6 +169,6 @@ def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot
     if steps is None:
         return (
             f"{text} 1,000 {estimate} The number of steps of the run is not known here, because "
-            "its length is given in epochs and the data do not tell their number of examples."
+            "its length is given in epochs and the number of examples of the data is unknown."
         )
     return f"{text} {steps:,} {estimate}"

@@ -1,4 +1,4 @@
-"""A slice on which a run was started: its name, and where it reports."""
+"""A rented slice: its name, and the folder in a bucket to which its run reports."""
 
 import dataclasses
 import re
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RentedSlice:
-    """A slice that was requested under a unique name, and where its run reports.
+    """A slice that was requested under a unique name, and the run on it.
 
     Attributes:
         name: name of the request.
         project: project of Google Cloud that pays.
         zone: zone of the slice.
         slice: the slice, or several.
-        folder: where worker 0 writes its log and its exit code. The others write theirs to the
-            folders `worker-1`, `worker-2`, … in it.
+        folder: "gs://" folder to which worker 0 writes its log and exit code. The other workers
+            write to the folders `worker-1`, `worker-2`, … in it.
         timeout: longest time of the run, in seconds.
         keep: whether the slice stays after the run.
     """
@@ -69,7 +69,7 @@ def from_resource(found: "QueuedResource") -> RentedSlice:
     """Reads a slice from Cloud TPU's answer: the run's folder and limits are in its startup script.
 
     Raises:
-        UserError: `tftpu launch tpu-vm` did not request it.
+        UserError: the slice was not requested by `tftpu launch tpu-vm`.
     """
     _, project, _, zone, _, name = found.name.split("/")
     specs = list(found.tpu.node_spec)

@@ -1,9 +1,9 @@
 # Runs at every boot of each worker of a TPU VM, as root: trains, reports to the bucket, and deletes
-# the slice if nobody else does. The lines above set `folder`, where worker 0 reports to, and the
-# others to `worker-N` in it; `slices`, their number, and `hosts`, that of each slice's workers;
-# `limit`, the seconds that a run may take;
-# `delete`, the command that deletes the slice, empty if it is to stay; and define receive, install
-# and train.
+# the slice if the launcher does not. The lines above define receive, install and train, and set:
+# folder: the folder to which worker 0 reports; worker N reports to `worker-N` in it
+# slices, hosts: the number of slices, and the number of workers of each slice
+# limit: the seconds that a run may take
+# delete: the command that deletes the slice; empty if the slice is kept
 if [ "${1:-}" = work ]; then
   set -e
   if [ "${2:-0}" -ge "$((slices * hosts))" ]; then
@@ -28,7 +28,7 @@ attribute() {
     "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
 }
 
-# The slice of this worker, from the lines of its environment, MEGASCALE_SLICE_ID: '1' for one.
+# Prints the number of this worker's slice. A line of `tpu-env` is MEGASCALE_SLICE_ID: '1'.
 slice_id() {
   attribute tpu-env | sed -n "s/^MEGASCALE_SLICE_ID: *'*\([0-9]\+\).*/\1/p" | grep .
 }
@@ -44,7 +44,7 @@ if [ "$slices" -gt 1 ]; then
     if slice=$(slice_id); then break; fi
     sleep 5
   done
-  # Without its number, a worker would report in the place of another: those of no slice are last.
+  # A worker of an unknown slice gets a number past the last one, so as not to replace another.
   worker=$((${slice:-$slices} * hosts + worker))
 fi
 reports="$folder"
@@ -59,7 +59,7 @@ report() {
   gcloud storage cp --quiet "$log" "$reports/log.txt" >/dev/null 2>&1
 }
 
-# A worker that failed says so in `failed`. The others notice by themselves that they lost it; one
+# A worker that failed writes the file `failed`. The others usually notice the loss themselves; one
 # that does not, because it still installs or waits for the others, is stopped a minute later.
 stop_after_others() {
   if gcloud storage cp --quiet "$folder/failed" "$home/failed" >/dev/null 2>&1; then
@@ -69,7 +69,7 @@ stop_after_others() {
   fi
 }
 
-# The launcher, which deletes the slice, may have been switched off.
+# Deletes the slice after $1 seconds (other workers: 300 more), if the launcher no longer runs.
 delete_after() {
   if [ "${#delete[@]}" -gt 0 ]; then
     sleep "$(($1 + (worker > 0 ? 300 : 0)))"

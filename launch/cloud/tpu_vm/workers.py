@@ -47,7 +47,7 @@ class SliceWorkers:
         if last < 1:
             return ""
         others = "worker 1 writes" if last == 1 else f"workers 1 to {last} write"
-        return f"Worker 0 is shown; {others} to {self._rented.folder}/worker-N/log.txt."
+        return f"Output of worker 0 is shown; {others} to {self._rented.folder}/worker-N/log.txt."
 
     def poll(self) -> Outcome | None:
         """Prints the new output of worker 0; returns how the run ended, or None if it continues.
@@ -71,15 +71,15 @@ class SliceWorkers:
         return Outcome(codes[worker], worker, missing)
 
     def explain(self, outcome: Outcome) -> str:
-        """Prints the last lines of the worker that ended the run; returns where the rest is.
+        """Prints the last lines of the worker that ended the run; returns where its full log is.
 
-        The lines of worker 0 have already been shown.
+        The lines of worker 0 have already been printed. Workers without an exit code are named.
         """
         log = self._rented.resolve_log(outcome.worker)
         if outcome.worker:
             text = self._folder.read_new(name_log(outcome.worker))
             waiting.print_last_lines(f"worker {outcome.worker}", text)
-        where = f"{log} has what it printed."
+        where = f"{log} has its output."
         if outcome.missing:
             absent = ", ".join(map(str, outcome.missing))
             where += f" No exit code came from worker {absent}: it never started, or was lost."

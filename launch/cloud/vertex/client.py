@@ -19,7 +19,7 @@ class JobKind(NamedTuple):
     """A kind of job, with the names that the SDK and `gcloud` have for it.
 
     Attributes:
-        message: the SDK's type.
+        message: name of the job's class in the SDK.
         field: the name in the SDK's requests and methods.
         command: the command of `gcloud ai`.
     """
@@ -48,7 +48,7 @@ def submit(
     Args:
         client: the SDK's client.
         kind: the kind of the job.
-        order: the project that pays, and the region of the job.
+        order: the training job, with the project that pays and the region.
         created: the job, with the field names of the REST interface.
 
     Raises:
@@ -103,9 +103,9 @@ def watch(
     Args:
         client: the SDK's client.
         kind: the kind of the job.
-        name: its resource name.
-        show: is called with the job (the SDK's message) at every poll, and prints what is new.
-        again: a text for users who end the watching: how to watch the job again.
+        name: resource name of the job.
+        show: a function that gets the job (the SDK's message) at every poll, and prints changes.
+        again: how to watch the job again, as a message for users who end the watching.
 
     Raises:
         UserError: the job failed, was cancelled, or cannot be reached.

@@ -25,14 +25,14 @@ class VertexEndpoint:
     """A model to serve.
 
     Attributes:
-        name: the name of the model, as lists show it.
-        model: "gs://bucket/folder" of an export; None: a run is served.
-        workdir: "gs://bucket/folder" of a run; None: an export is served.
+        name: display name of the model.
+        model: "gs://bucket/folder" of an export; None if a run is served.
+        workdir: "gs://bucket/folder" of a run; None if an export is served.
         project: project of Google Cloud that pays.
         region: region of the endpoint.
         image: container image with `tftpu serve`.
         machine: type of the machines, such as "n1-standard-4".
-        accelerator: type of their GPU, such as "NVIDIA_TESLA_T4"; None: they have none.
+        accelerator: type of their GPU, such as "NVIDIA_TESLA_T4"; None means no GPU.
         replicas: the smallest number of machines.
         most_replicas: the largest number of machines.
         service_account: e-mail address that the server runs as; None means Vertex AI's own.

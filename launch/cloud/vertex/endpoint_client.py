@@ -1,6 +1,6 @@
 """Uploads a model to Vertex AI and deploys it, with the SDK's own clients.
 
-After any failure, a message names what exists by then, with the commands that remove it.
+After any failure, a message gives the commands that remove what was created.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +29,7 @@ class ServingResources(NamedTuple):
 
     Attributes:
         model: the model that was uploaded.
-        endpoint: the endpoint that answers.
+        endpoint: the endpoint that serves it.
     """
 
     model: str
@@ -51,11 +51,11 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
 
     Args:
         given: the SDK's clients.
-        order: the model.
+        order: the model and its deployment.
 
     Raises:
-        UserError: a request was rejected, or no answer came; the message says what exists and costs
-            money.
+        UserError: a request was rejected, or no answer came; the message says what was created and
+            may incur costs.
     """
     from google.cloud import aiplatform_v1 as v1
 
@@ -94,7 +94,7 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
         raise UserError(f"{error} {_explain_cleanup(made, order)}".strip()) from error
     except KeyboardInterrupt as interrupt:
         raise UserError(
-            f"Interrupted: what was asked for last may still be done, and cost. "
+            f"Interrupted: the last request may still succeed, and incur costs. "
             f"{_explain_cleanup(made, order)}".strip()
         ) from interrupt
     return ServingResources(model, endpoint)
@@ -117,21 +117,21 @@ def _format_command(arguments: str, order: VertexEndpoint) -> str:
 def _explain_cleanup(made: list[str], order: VertexEndpoint) -> str:
     """Returns the commands that show and remove what was created, the last one first."""
     if not made:
-        return f"`{_format_command('models list', order)}` shows whether it was uploaded."
+        return f"`{_format_command('models list', order)}` shows whether the model was uploaded."
     commands = " and ".join(f"`{command}`" for command in reversed(made))
     shown = _format_command("endpoints list", order)
     return (
-        f"An endpoint costs while a model is deployed to it, which `{shown}` shows; {commands} "
-        "removes what was made."
+        f"An endpoint incurs costs while a model is deployed to it, which `{shown}` shows. To "
+        f"remove what was created, run {commands}."
     )
 
 
 def explain_how_to_end(serving: ServingResources, order: VertexEndpoint) -> str:
-    """Returns lines with the commands that remove what was made."""
+    """Returns lines with the commands that undeploy and delete the model and the endpoint."""
     number = _extract_id(serving.endpoint)
     undeployed = f"endpoints undeploy-model {number} --deployed-model-id=ID"
     lines = [
-        "It costs as long as a model is deployed. To end it (the first line shows the ID):",
+        "It incurs costs while a model is deployed. To end it (the first command shows the ID):",
         f"  {_format_command(f'endpoints describe {number}', order)}",
         f"  {_format_command(undeployed, order)}",
     ]

@@ -38,7 +38,7 @@ def _find_run_folder(job: "CustomJob", name: str) -> str:
     """Returns the workdir of the run that a job's command trains.
 
     Raises:
-        UserError: `tftpu launch vertex` did not start it.
+        UserError: the job was not started by `tftpu launch vertex`.
     """
     pools = job.job_spec.worker_pool_specs
     command = " ".join(pools[0].container_spec.command) if pools else ""

@@ -23,7 +23,7 @@ _MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _FILES = ("images", "index", "text", "tfrecord")  # kinds of sources that are files
 _SOURCES = (*_FILES, "tfds", "bigquery")
 _PREDICTED = ("images", "tfrecord", "bigquery")
-_SPLITS = ("evaluation", "training")  # splits that can be predicted, too
+_SPLITS = ("evaluation", "training")  # splits that can be predicted in place of a source
 # Placeholder for the run's folder in the training request, until it is known.
 _RUN = "folder-of-the-run"
 
@@ -37,10 +37,10 @@ class VertexPipeline:
     Attributes:
         training: the custom job that trains.
         gate: condition of the gate, such as "accuracy>=0.95".
-        source: what to convert first; None: the config's data exist already.
+        source: data to convert first; None if the config's data exist already.
         convert_flags: further flags of the conversion.
-        predict: what to predict after the gate; None: nothing.
-        cron: when to run it, such as "0 3 * * 1"; None: once, now.
+        predict: records to predict after the gate; None predicts nothing.
+        cron: times of the runs, such as "0 3 * * 1"; None runs it once, now.
     """
 
     training: training_job.VertexJob
@@ -51,7 +51,7 @@ class VertexPipeline:
     cron: str | None = None
 
     def check(self) -> None:
-        """Raises `UserError` for wrong values, before a step would find them."""
+        """Raises `UserError` for wrong values, with which a step of the pipeline would fail."""
         for flag, given, kinds, splits in (
             ("source", self.source, _SOURCES, ()),
             ("predict", self.predict, _PREDICTED, _SPLITS),
@@ -79,7 +79,7 @@ class VertexPipeline:
             )
 
     def compile_spec(self) -> Spec:
-        """Returns the compiled pipeline, in the intermediate form of Kubeflow Pipelines."""
+        """Returns the compiled pipeline, in Kubeflow Pipelines' intermediate representation."""
         from google.protobuf import json_format
         from kfp import dsl
 
@@ -97,7 +97,7 @@ class VertexPipeline:
                 convert_flags=self.convert_flags,
                 predict=self.predict,
                 train=self._build_train_task,
-                # Vertex AI replaces it with the ID of the pipeline job
+                # Vertex AI replaces this placeholder with the ID of the pipeline job
                 run=dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
                 setup=setup,
             )

@@ -67,7 +67,7 @@ def submit(given: PipelineClients, training: Training, created: "Spec", number: 
 
 def _is_there(given: PipelineClients, name: str) -> bool:
     try:
-        google_cloud.call("looking for it", given.pipelines.get_pipeline_job, name=name)
+        google_cloud.call("looking for the pipeline", given.pipelines.get_pipeline_job, name=name)
     except (ConnectionLost, UserError):
         return False
     return True
@@ -80,7 +80,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: "Spec",
         given: the SDK's clients.
         training: the training job, whose project pays and whose region is used.
         created: the PipelineJob of each run.
-        cron: the times of the runs, as for cron.
+        cron: the times of the runs, in the format of cron.
 
     Raises:
         UserError: the request was rejected, or no answer came.
@@ -91,7 +91,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: "Spec",
     wanted = {
         "displayName": created["displayName"],
         "cron": cron,
-        # Two runs at a time would pay for two slices, so a run that is late is left out.
+        # Two runs at a time would pay for two slices, so no run starts while another one runs.
         "maxConcurrentRunCount": "1",
         "createPipelineJobRequest": {"parent": training.parent, "pipelineJob": created},
     }
@@ -113,7 +113,7 @@ def watch(given: PipelineClients, name: str) -> None:
     After Ctrl-C the pipeline continues.
 
     Raises:
-        UserError: it failed, was cancelled, or cannot be reached.
+        UserError: the pipeline failed, was cancelled, or cannot be reached.
     """
     get, states = given.pipelines.get_pipeline_job, waiting.StateLog()
     again = f"`tftpu launch vertex-attach {name}` follows it again."
@@ -136,7 +136,7 @@ def watch(given: PipelineClients, name: str) -> None:
 
 
 def resolve_run_folder(workdir: str, name: str) -> str:
-    """Returns the folder of a run, which is named by the run's number."""
+    """Returns the folder of a run, whose name is the run's number."""
     return f"{workdir}/{name.rpartition('/')[2]}"
 
 
@@ -161,11 +161,11 @@ def _format_console_url(project: str, what: str) -> str:
 
 
 def explain_how_to_end(name: str) -> str:
-    """Returns a line with the name of a run and the page that ends it; `gcloud` has no command."""
-    return f"It is {name}; {format_page_url(name)} shows and cancels it."
+    """Returns a line with the name of a run and the console page that cancels it."""
+    return f"The run is {name}; {format_page_url(name)} shows and cancels it."
 
 
 def explain_how_to_end_schedule(training: Training, name: str) -> str:
-    """Returns a line with the name of a schedule and the page that ends it."""
+    """Returns a line with the name of a schedule and the console page that deletes it."""
     page = _format_console_url(training.project, "schedules")
-    return f"It is {name}; {page} shows, pauses and deletes it."
+    return f"The schedule is {name}; {page} shows, pauses and deletes it."

@@ -3,7 +3,7 @@
 The specification is a dictionary with the field names of the service's REST interface
 (https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.hyperparameterTuningJobs).
 The service appends the parameters of a trial to the arguments of its container, as
-`--PARAMETER=VALUE` or `--PARAMETER VALUE`: so the parameters have the names of overrides.
+`--PARAMETER=VALUE` or `--PARAMETER VALUE`, so the parameters have the names of overrides.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ PRUNERS = {
 }
 _OWN = {
     "cluster": "tftpu checks the slice of all trials, and installs the engine for it",
-    "train.writers": "the trials report by it",
+    "train.writers": "the trials report their metrics through it",
 }
 _CLOSEST = 1e-10  # the smallest difference between two numbers of a choice
 _MOST = 1000  # most numbers in a choice
 _MOST_TRIALS = 2**31 - 1  # the most trials that the field of the service's message can hold
-# Lines of bash that make the flags of a trial. The trial's folder is named by its number, so that a
-# trial that is preempted resumes. Vertex AI's TensorBoard reads the folder `logs` in it.
+# Lines of bash that build the flags of a trial. Its folder has the trial's number as name, so a
+# preempted trial resumes. Vertex AI's TensorBoard reads the folder `logs` in it.
 _TRIAL = """\
 trial="${AIP_CHECKPOINT_DIR%%/}"
 trial="${trial%%/checkpoints}"
@@ -51,12 +51,12 @@ arguments+=("$@" "--workdir=$trial%s")"""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VertexSearch:
-    """A search to create.
+    """A hyper-parameter search to create.
 
     Attributes:
         order: the job of a trial: its project, its slice and the files that are sent to it.
-        space: the fields, and the values that they may take.
-        experiment: the experiment whose fields they are.
+        space: the fields to search, and the values that they may take.
+        experiment: the experiment that has these fields.
         metric: the evaluation metric by which trials are compared.
         trials: the number of trials.
         parallel: the number of trials that run at a time.
@@ -107,7 +107,7 @@ class VertexSearch:
             "metrics": [{"metricId": self.metric, "goal": goal}],
             "parameters": build_parameters(self.space, self.experiment),
             "algorithm": ALGORITHMS[self.algorithm],
-            # The value of the checkpoint that is kept as the best one.
+            # A trial's value is that of the checkpoint that it keeps as the best one.
             "measurementSelectionType": "BEST_MEASUREMENT",
             **PRUNERS[self.pruner],
         }
@@ -175,14 +175,14 @@ class VertexSearch:
 
 
 def build_parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
-    """Returns the ParameterSpecs of a space. Those with a condition are inside their parents.
+    """Returns the ParameterSpecs of a space. Conditional ones are inside their parents.
 
     Args:
-        space: the dimensions, those on which others depend first.
-        experiment: the experiment whose fields they are.
+        space: the dimensions; one on which others depend comes before them.
+        experiment: the experiment that has their fields.
 
     Raises:
-        UserError: Vertex AI cannot tell two numbers of a choice apart.
+        UserError: a choice has more numbers than Vertex AI allows, or numbers too close together.
     """
     made: dict[str, Spec] = {}
     roots = []

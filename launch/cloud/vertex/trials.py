@@ -10,10 +10,10 @@ from tftpu.launch.settings.parsing import OVERRIDE
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial
 
-CONFIG = "TFTPU_CONFIG"  # an environment variable of a trial, for people who look at the job later
+CONFIG = "TFTPU_CONFIG"  # environment variable with the name of the config, read by `report`
 _ROWS = 5  # most trials that are shown, the best ones
 _ENDED = ("SUCCEEDED", "INFEASIBLE")
-# A flag that is left out: it has no use outside of the job.
+# A flag of each trial that is left out of the best trial's command: only the job needs it.
 _WRITERS = f"--{OVERRIDE}train.writers="
 
 
@@ -23,13 +23,13 @@ def format_ended(job: "HyperparameterTuningJob") -> dict[str, str]:
 
 
 def report(job: "HyperparameterTuningJob") -> str:
-    """Returns the best trials, and the best one as a command.
+    """Returns lines with the best trials, and the command that trains the best one again.
 
     Args:
         job: the job as the service describes it.
 
     Raises:
-        UserError: it is not a job of `tftpu launch vertex-search`.
+        UserError: the job was not started by `tftpu launch vertex-search`.
     """
     done = [trial for trial in job.trials if trial.final_measurement.metrics]
     if not done:
@@ -54,13 +54,13 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides that all trials have and that are also useful outside of the job."""
+    """Returns the overrides that all trials have, without the one that only the job needs."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 
 
 def _format_value(value: Any) -> str:
-    """Returns the text of a parameter's value, which is a text or a float."""
+    """Returns the text of a parameter's value, which is a string or a float."""
     if isinstance(value, str):
         return value
     return str(int(value)) if float(value).is_integer() else repr(float(value))

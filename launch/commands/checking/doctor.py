@@ -32,10 +32,10 @@ class Options(Overrides):
 
 
 def run(options: Options) -> None:
-    """Prints the report.
+    """Prints the report on this machine.
 
     Raises:
-        UserError: something is wrong; the report says what.
+        UserError: the machine has a problem; the report says which.
     """
     experiment = None
     if options.config:
@@ -73,7 +73,7 @@ def examine(machine: Machine, buckets: list[str]) -> tuple[dict[str, str], list[
     """Returns the facts and the problems of a machine, without importing TensorFlow.
 
     Args:
-        machine: the one to examine.
+        machine: the machine to examine.
         buckets: names of the buckets that a run needs.
     """
     facts = wheels.describe(machine) | place.describe(machine) | tpu.describe(machine)

@@ -1,12 +1,12 @@
 """Finds the slice, mesh and memory settings on which a run costs least, without a TPU.
 
 The same training is compiled for several slices, meshes, microbatches, and values of remat and
-attention: those that look cheapest first, and only those that can still be better than the best so
-far. What the overrides set is kept. The engine is that of the config; instead of auto, it is jax,
+attention: the cheapest by estimate first, and only candidates that may be better than the best so
+far. Fields that overrides set are kept. The engine is the config's; for engine=auto it is jax,
 whose mesh can be chosen.
 
-With --budget, the fastest run within it is looked for; with --deadline, the cheapest that ends in
-time. The verdicts are kept in the workdir, so the same command again resumes there.
+With --budget, the plan is the fastest run within it; with --deadline, the cheapest run that ends in
+time. The results are kept in the workdir, and the same command resumes from them.
 
     tftpu plan llama_110m_tinystories --deadline=12h
     tftpu plan python_gpt --slices=v5e-1,v5e-4,v6e-1 --budget=2
@@ -55,7 +55,7 @@ class Options(finished.ConfigOrRunOptions):
         "TPU slices to choose from",
         metavar="SLICE,...",
         aliases=("slice",),
-        shown="those of one host, by engine",
+        shown="the engine's slices of one host",
     )
     budget: float | None = flag(
         None, "dollars that the run may cost: find the fastest", metavar="DOLLARS"
@@ -138,7 +138,7 @@ def _open_journal(options: Options, space: Space) -> Journal:
 def _search_known(
     options: Options, space: Space, targets: Sequence[Slice], journal: Journal
 ) -> Search | None:
-    """Returns a finished search if the journal has all verdicts; nothing of TensorFlow loads."""
+    """Returns a finished search of the journal, without TensorFlow; None if results are missing."""
     if space.experiment.train.epochs is not None or journal.facts is None:
         return None
     if not space.list_states(targets).keys() <= journal.facts.states.keys():
@@ -198,7 +198,7 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
 
 
 def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
-    """Returns what is priced: the model's size, the run, the batch and what trains it."""
+    """Returns a line on the priced run: parameters, steps, batch, optimizer, precision, engine."""
     engine = "JAX" if space.has_mesh else "TensorFlow"
     batch = counted(space.experiment.data.global_batch_size, "example")
     size = f"{counted(facts.parameters, 'parameter')}, " if facts else ""
@@ -211,7 +211,7 @@ def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
 
 
 def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
-    """Returns the command that trains a candidate; of a run, with what it leaves to the user."""
+    """Returns lines with the command that trains a candidate, and what the user must add."""
     words = options.overrides, best, space
     if not finished.is_run(options.config):
         more = table.format_command("preflight", options.config, *words)
@@ -222,16 +222,16 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     file = space.experiment.config_file
     config = config_flags.find_config_of_run(options.config)
     command = table.format_command("train", config or "CONFIG", *words)
-    # The folder of a run of tftpu's own config may have the name of another.
+    # The folder of a run of a config of tftpu may be named like another config.
     parts = "flags" if file and config else "config and the flags"
     return [f"  {command}", f"  with the {parts} that the run was trained with"]
 
 
 def _list_others(options: Options, others: Sequence[Candidate], space: Space) -> list[str]:
-    """Returns the commands that look at the best candidates of other slices."""
+    """Returns the `tftpu preflight` commands for the best candidates of the other slices."""
     if not others or finished.is_run(options.config):
         return []
-    lines = ["On the others:"]
+    lines = ["On the other slices:"]
     for candidate in others:
         words = options.config, options.overrides, candidate, space
         command = table.format_command("preflight", *words)

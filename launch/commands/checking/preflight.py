@@ -100,7 +100,7 @@ class Options(ConfigOrRunOptions):
                 given = self.overrides[0] if name == "overrides" else f"--{name}"
                 raise UserError(
                     f"--report={self.report} shows a report as it was written: leave out "
-                    f"{given}, or --report: programs that were compiled once come from the cache."
+                    f"{given}, or --report. Programs that were compiled before come from a cache."
                 )
         if not self.names:
             raise UserError(
@@ -163,7 +163,7 @@ def run(options: Options) -> None:
 
 
 def _price_text(options: Options) -> None:
-    """Prints the price of text that the model writes."""
+    """Prints the predicted price of generating text with the model."""
     experiment = options.load_experiment()
     # Text is written by a single device with TensorFlow's program.
     experiment.cluster = ClusterConfig(engine="tensorflow")
@@ -208,7 +208,7 @@ def _load_other_report(options: Options) -> "Report":
         return preflight_reports.read("compare", other)
     if options.config:
         options.load_experiment()  # finds mistakes in this config before the other one is compiled
-    report_activity(f"Checking {other}, as its file is, to compare with")
+    report_activity(f"Checking {other} without overrides, to compare with it")
     return _find_or_compile_report(dataclasses.replace(options, config=other, overrides=()))
 
 
@@ -219,7 +219,7 @@ def _read_or_compile_report(options: Options) -> "Report":
 
 
 def _find_or_compile_report(options: Options) -> "Report":
-    """Returns the report of the config.
+    """Returns the cached report of the config, or compiles the config.
 
     The config is loaded right before it is compiled. Configs in two folders may import modules of
     the same name, and only those of the config that was loaded last are found.

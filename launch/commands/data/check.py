@@ -54,19 +54,19 @@ class Options(ConfigOrRunOptions):
     )
     hosts: int = flag(1, "number of hosts that share a batch", minimum=1, metavar="N")
     need: float | None = flag(
-        None, "examples per second that the TPU consumes", metavar="N", shown="preflight's"
+        None, "examples per second that the TPU consumes", metavar="N", shown="preflight's rate"
     )
     zone: str | None = flag(None, "zone of the TPU, such as us-west4-a", metavar="ZONE")
     gate: str | None = flag(
-        None, "condition of `tftpu evaluate --gate`: whether its metrics will exist", metavar="COND"
+        None, "condition of `tftpu evaluate --gate` whose metrics must exist", metavar="COND"
     )
 
 
 def run(options: Options) -> None:
-    """Prints each finding once it is known.
+    """Prints each finding about the data once it is known.
 
     Raises:
-        UserError: one of them is an error.
+        UserError: a finding is an error.
     """
     if options.need is not None and options.need <= 0:
         raise UserError(f"--need is {options.need}: it must be above 0.")
@@ -77,7 +77,7 @@ def run(options: Options) -> None:
         if options.gate:
             conditions.check("--gate", options.gate, experiment)
         own_model = not own_code.is_of_tftpu(type(experiment.model))
-        if own_model:  # it is built
+        if own_model:  # it is built, with Keras
             selection.choose_backend(experiment.cluster)
         import_tensorflow()
         leave_devices_alone()
@@ -90,12 +90,12 @@ def run(options: Options) -> None:
 
 
 def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterator[Finding]:
-    """Yields the findings of all checks; errors in shapes or images are the last.
+    """Yields the findings of all checks; after errors in shapes or images, there are no others.
 
     Args:
         experiment: the experiment.
-        options: those of the command.
-        own: whether the model is of the user's own, and so is built.
+        options: options of the command.
+        own: whether the model's class is the user's, so that the model is built to check it.
     """
     data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
     with reporting("Opening the data"):
@@ -140,11 +140,11 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
 
 
 def read_needs(experiment: Experiment, options: Options) -> tuple[dict[str, float], str]:
-    """Returns the examples per second that slices need, and a clause on where that is from.
+    """Returns the examples per second that slices need, and a clause on their source or absence.
 
     Args:
         experiment: the experiment.
-        options: those of the command, with --need or the folder of a preflight.
+        options: options of the command, with --need or the folder of a preflight report.
     """
     from tftpu import input_pipelines
 

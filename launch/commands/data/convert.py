@@ -31,10 +31,10 @@ class Options:
         "",
         "name of the split; for tfds also NAME=SPLIT",
         metavar="NAME",
-        shown="train; of a folder of splits, all",
+        shown="train, or all splits of a folder",
     )
     validation_fraction: float = flag(
-        0.0, "for images, index: share of each class for a split validation", metavar="SHARE"
+        0.0, "for images, index: share of each class for the split validation", metavar="SHARE"
     )
     skip_bad: bool = flag(False, "for images, index: leave out files that cannot be decoded")
     seed: int = flag(0, "seed of the shuffle", metavar="N")

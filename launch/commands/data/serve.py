@@ -1,6 +1,6 @@
 """Prepares the data of a training machine on this one, in the same order.
 
-The training machine names this one, or several, in --config.data.service=HOST:PORT,HOST:PORT.
+The training machine names this machine, or several, in --config.data.service=HOST:PORT,HOST:PORT.
 
     tftpu data serve photos.py --host=10.0.0.3 --port=5000
 """
@@ -23,10 +23,10 @@ class Options(ConfigOptions):
 
 
 def run(options: Options) -> None:
-    """Serves until it is stopped.
+    """Serves the data until the process is stopped.
 
     Raises:
-        UserError: the data set cannot be served, or the address cannot be listened at.
+        UserError: the data set cannot be served, or the address cannot be used.
     """
     experiment = options.load_experiment()
     if not isinstance(experiment.data, Streamed):

@@ -89,8 +89,8 @@ def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     import tensorflow as tf
 
     whole = data.global_batch_size
-    # Read only the first host's shard of the batch, of as many hosts as possible, so that nothing
-    # else is decoded.
+    # Read as the first of several hosts, so that only its shard of the batch is decoded: there are
+    # as many hosts as leave enough examples in the shard.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(getattr(data, "source", data), "training"):
@@ -116,9 +116,9 @@ def format_captions(
     """Returns lines for each example: its class, or the classes that it mixes, largest first.
 
     Args:
-        data: the data.
-        labels: classes, (batch,), or shares of them, (batch, classes).
-        weights: of the examples, (batch,); those of damaged records are 0. None: all are 1.
+        data: config of the data.
+        labels: class ids, (batch,), or shares of classes, (batch, classes).
+        weights: weights of the examples, (batch,), 0 for damaged records; None: all are 1.
     """
     lines = _format_labels(data, labels)
     if weights is None:
@@ -195,8 +195,8 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
         found = sorted(set(numbers.tolist()) - {0})
         lines.append(
             f"row {number}: {len(found)} document{'' if len(found) == 1 else 's'}, {len(tokens):,} "
-            f"tokens, of them {int((numbers == 0).sum()):,} padding, "
-            f"{int((weights[number] > 0).sum()):,} are predicted from"
+            f"tokens, {int((numbers == 0).sum()):,} of them padding; "
+            f"{int((weights[number] > 0).sum()):,} have a next token to predict"
         )
         for segment in found:
             own = tokens[numbers == segment]
@@ -209,11 +209,11 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
 
 
 def format_prepared(model: Any, batch: Batch) -> list[str]:
-    """Returns lines with the texts that a preprocessor has cut, or filled with padding.
+    """Returns lines with each text as the preprocessor tokenized it, truncated or padded.
 
     Args:
         model: the KerasHub model of the config.
-        batch: what its preprocessor made, which has no texts if it has no tokens.
+        batch: output of its preprocessor; if that has no tokens, no lines are returned.
     """
     from tftpu.models.keras_hub import presets
 
@@ -224,7 +224,7 @@ def format_prepared(model: Any, batch: Batch) -> list[str]:
     for number, (ids, mask) in enumerate(zip(x["token_ids"], x["padding_mask"])):
         known = ids[mask.astype(bool)]
         count = f"{len(known):,} of {len(ids):,} tokens"
-        lines.append(f"text {number}, {count}, with those that begin and end it:")
+        lines.append(f"text {number}, {count}, with its start and end tokens:")
         lines += [f"    | {line}" for line in format_tokens(tokenizer, known).splitlines()]
     return lines
 
@@ -240,7 +240,7 @@ def format_tokens(tokenizer: Any, ids: "np.ndarray") -> str:
 
 
 def format_ranges(batch: Batch) -> list[str]:
-    """Returns a line for each array of a batch: path, dtype, shape, smallest and largest number."""
+    """Returns a line for each array of a batch: path, dtype, shape, smallest and largest value."""
     import keras
 
     lines = []
@@ -276,7 +276,7 @@ def format_first(data: DataConfig, batch: Batch) -> list[str]:
 
 
 def _format_text(value: Any) -> str:
-    """Returns the beginning of a text; "" if the value is none."""
+    """Returns the beginning of a text; "" if the value is not a text."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if not isinstance(text, str):
         return ""
@@ -292,7 +292,7 @@ def _is_in_blocks(data: DataConfig) -> bool:
 
 
 def _cut_to_width(text: str, font: Any, width: int) -> str:
-    """Returns the text, cut to a width in pixels."""
+    """Returns the text, truncated with "..." to a width in pixels."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(text + "...") > width:
@@ -301,7 +301,7 @@ def _cut_to_width(text: str, font: Any, width: int) -> str:
 
 
 def _choose_decoder(data: DataConfig) -> "Callable[[np.ndarray], str]":
-    """Returns the function from token ids to text."""
+    """Returns a function that converts token ids to text."""
     path = getattr(data, "tokenizer", None)
     if path:
         tokenizer = packing.load_tokenizer(path, "--config.data.tokenizer")

@@ -26,11 +26,11 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
     workdir: str = required("RUN", "folder of the run, such as runs/digits_resnet", word=True)
     output: str | None = flag(
-        None, "file for the same numbers, as JSON, local or gs://", metavar="FILE"
+        None, "JSON file to write the metrics to, local or gs://", metavar="FILE"
     )
     base: bool = flag(False, "of a run with adapters: evaluate without them")
     gate: str = flag(
-        "", "fail if the metrics do not meet this, such as 'accuracy>=0.95' or 'loss<=0.3'"
+        "", "fail unless the metrics meet this, such as 'accuracy>=0.95' or 'loss<=0.3'"
     )
 
 
@@ -74,7 +74,7 @@ def run(options: Options) -> None:
 
 
 def _write(path: str, step: int, results: dict[str, float]) -> None:
-    """Writes the metrics; a number that is not finite becomes null, which JSON can express."""
+    """Writes the metrics as JSON; a number that is not finite becomes null."""
     text = json.dumps({"step": step, "metrics": _replace_non_finite(results)}, indent=2)
     try:
         files.write_whole(path, f"{text}\n".encode())

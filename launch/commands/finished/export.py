@@ -1,7 +1,7 @@
-"""Exports the best checkpoint of a run for programs without tftpu, and compares its outputs.
+"""Exports the best checkpoint of a run for programs without tftpu, and verifies the export.
 
-Images come in as pixels, uint8 of any batch; scores, classes and their names come out. The export
-is run by the format's own runtime in its own process, and discarded if its outputs differ.
+Inputs are images as uint8 pixels, of any batch size; outputs are scores, classes and class names.
+The format's own runtime runs the export, which is discarded if its outputs differ from the model's.
 
     tftpu export runs/digits_resnet --output=model.onnx
 """
@@ -35,7 +35,7 @@ _ENDINGS = {
     "litert": ".tflite",
     "keras": ".keras",
     "saved_model": "",
-    "preset": "",  # of KerasHub
+    "preset": "",  # a folder of KerasHub
 }
 _WHOLE = ("keras", "preset")  # the model itself, with all of its weights and inputs
 
@@ -57,14 +57,14 @@ class Options(finished.FinishedRunOptions):
     quantize: str | None = flag(None, "int8 or int4 for the weights", metavar="NAME")
     inputs: str | None = flag(
         None,
-        "of a language model: tokens, and of segments, positions and types what callers give",
+        "inputs of a language model's export: tokens, and any of segments, positions, types",
         metavar="NAMES",
-        shown="tokens, and what the data are read with",
+        shown="tokens, and the other inputs in the run's data",
     )
 
 
 def run(options: Options) -> None:
-    """Writes the export after its outputs were compared."""
+    """Writes the export after comparing its outputs with those of the model."""
     form = _choose_format(options)
     _check_bits(options, form)
     named = None if options.inputs is None else _parse_names(options.inputs, form)
@@ -123,17 +123,17 @@ def run(options: Options) -> None:
     if form in ("onnx", "saved_model"):
         print(f"  served   tftpu serve {shlex.quote(options.output)}")
     if isinstance(experiment.model, GPT | Llama) or hasattr(trainer.model, "generate_step"):
-        print(f"  texts    come from the run: tftpu serve {_quote_run(options)}")
+        print(f"  texts    are written by the run: tftpu serve {_quote_run(options)}")
 
 
 def _quote_run(options: Options) -> str:
-    """Returns the words that name the run of these options to another command."""
+    """Returns the arguments with which another command loads the run, quoted for a shell."""
     config = [f"--config={options.config}"] if options.config else []
     return shlex.join([options.workdir, *config, *options.overrides])
 
 
 def _describe_crop(data: Images | StreamedImages) -> str:
-    """Returns how a caller prepares an image, as evaluation does."""
+    """Describes how a caller has to crop an image so that it is prepared as in evaluation."""
     share = data.augment.central_side if isinstance(data, StreamedImages) else 1.0
     mode = ', mode="L"' if data.channels == 1 else ""
     return (
@@ -143,7 +143,7 @@ def _describe_crop(data: Images | StreamedImages) -> str:
 
 
 def _choose_format(options: Options) -> str:
-    """Returns the format; checks that it fits the ending of the path."""
+    """Returns the format; raises `UserError` if it does not fit the ending of the path."""
     to = options.output.rstrip("/")
     by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
     form = options.format or by_ending
@@ -200,7 +200,7 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
-    """Returns the model itself, without class names; if it takes images, as uint8 pixels."""
+    """Returns the model without class names; if its inputs are images, it takes uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
@@ -221,7 +221,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving
 
 
 def _add_pixel_input(model: Any, data: DataConfig) -> Any:
-    """Returns a model that takes pixels, in the form that `export_inputs` of images has."""
+    """Returns a model of uint8 pixels: a layer that scales them is put before the given model."""
     from tftpu.models.layers import pixels
 
     scales = type(data).export_inputs in (Images.export_inputs, StreamedImages.export_inputs)
@@ -230,7 +230,7 @@ def _add_pixel_input(model: Any, data: DataConfig) -> Any:
             "--format=keras writes the model itself, without the code that prepares its images: "
             "choose saved_model or onnx."
         )
-    taken: Any = getattr(model, "inputs", None)  # of a subclassed model, None
+    taken: Any = getattr(model, "inputs", None)  # None for a subclassed model
     if not taken or len(taken) > 1:
         raise UserError(
             f"--format=keras puts a layer that scales pixels before the model, but {model.name!r} "
@@ -243,7 +243,7 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     """Returns the lines of Python that read a `.keras` file."""
     from tftpu.inference.exporting.export import list_modules
 
-    # A package of models registers them all, whichever of its modules they are in.
+    # Importing the package registers the classes of all of its modules.
     modules = list_modules(serving.model)
     found = sorted({"keras_hub" if m.startswith("keras_hub.") else m for m in modules})
     own = [name for name in found if name.partition(".")[0] not in ("keras", "tftpu")]

@@ -32,7 +32,7 @@ class Options(finished.FinishedRunOptions):
         aliases=("to",),
     )
     merge: bool = flag(False, "of a run with adapters: add them to the base weights")
-    adapters: bool = flag(False, "of a run with adapters: write them alone, as PEFT reads them")
+    adapters: bool = flag(False, "of a run with adapters: write only these, in PEFT's format")
 
 
 def run(options: Options) -> None:
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
         print(text)
         print(
             f"  read by  peft.PeftModel.from_pretrained(model, {options.output!r}), where model is "
-            "that of Transformers"
+            "the base model of Transformers"
         )
         return
     from tftpu.inference import export
@@ -77,7 +77,7 @@ def run(options: Options) -> None:
     print(f"step {step}: {plain.count_params():,} weights in {options.output}, adapters merged")
     if isinstance(experiment.model, KerasHub) and options.output.endswith(".h5"):
         print(f"  read by  model.load_weights({options.output!r}) of the preset's model")
-    elif isinstance(experiment.model, KerasHub):  # by the paths of variables, as Keras reads none
+    elif isinstance(experiment.model, KerasHub):  # Keras does not read its keys
         print(
             f"  read by  safetensors.numpy.load_file({options.output!r}); Keras reads .weights.h5"
         )

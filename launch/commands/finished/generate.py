@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from tftpu.inference.rows import Row
     from tftpu.inference.writer import Writer
 
-_TOGETHER = 32  # prompts of a file that are continued at a time
+_TOGETHER = 32  # prompts of a file that are continued in one batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options(texts.TextOptions, DeviceOptions, finished.FinishedRunOptions):
-    """The run, the prompts, and how tokens are drawn."""
+    """The run, the prompts, and how tokens are sampled."""
 
     workdir: str = required("RUN", "folder of the run, such as runs/python_gpt", word=True)
     prompt: str | None = flag(None, "text to continue", metavar="TEXT")
     input: str | None = flag(
         None,
-        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt, or "
-        "that of the run's data; prints JSON lines",
+        "file with a prompt on each line, or a table (.jsonl, .csv) with the field prompt or the "
+        "prompt field of the run's data; prints JSON lines",
         metavar="FILE",
     )
     tokens: int = flag(200, "tokens to write", minimum=1, aliases=("length", "max_tokens"))
     temperature: float = flag(
-        0.8, "what logits are divided by; 0: the most likely token", minimum=0
+        0.8, "divisor of the logits; 0 takes the most likely token", minimum=0
     )
-    top_k: int = flag(0, "draw from the K most likely tokens; 0: from all", metavar="K", minimum=0)
+    top_k: int = flag(0, "sample from the K likeliest tokens; 0: from all", metavar="K", minimum=0)
     top_p: float = flag(
-        1.0, "draw from the fewest tokens whose probabilities add up to this", minimum=0
+        1.0, "sample from the fewest tokens whose probabilities add up to this", minimum=0
     )
     base: bool = flag(False, "of a run with adapters: write without them")
-    seed: int = flag(0, "seed of the random draws", minimum=0)
+    seed: int = flag(0, "seed of the sampling", minimum=0)
 
 
 def run(options: Options) -> None:
-    """Prints the texts that the model of the best checkpoint writes."""
+    """Prints the continuations that the model of the best checkpoint generates."""
     content = _read_input(options)
     shown = options.prompt is not None and sys.stdout.isatty()
     with output.reporting(f"Loading {options.workdir}"):
@@ -85,7 +85,7 @@ def run(options: Options) -> None:
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
-            compiled = None  # which would take averages of the adapters, if there are any
+            compiled = None  # the compiled program uses averaged weights of the adapters, if any
         writer = open_writer(trainer.model, stop, context, compiled)
         writer.check(tokens, options.tokens)
         rows = build_rows(tokens, options.tokens, sampling, options.seed)
@@ -104,7 +104,7 @@ def run(options: Options) -> None:
 
 
 def _read_input(options: Options) -> bytes:
-    """Returns the content of the file with prompts; b"" for --prompt, after checking it."""
+    """Checks the flags of the prompt; returns the content of the file; b"" for --prompt."""
     if (options.prompt is None) == (options.input is None):
         raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
     if options.prompt == "":
@@ -130,11 +130,11 @@ def _read_input(options: Options) -> bytes:
 
 
 def _list_prompts(options: Options, content: bytes, data: DataConfig) -> list[str]:
-    """Returns the prompts; in a table, the field "prompt" holds them, or the data's own."""
+    """Returns the prompts; in a table, of the field "prompt" or the prompt field of the data."""
     if options.input is None:
         return [options.prompt or ""]
     own = str(getattr(data, "prompt", None) or "")
-    advice = "Rename the field that holds the prompt, or give a text file with a prompt a line."
+    advice = "Rename the field that holds the prompt, or give a text file with one prompt per line."
     found = list(text_files.read_texts(options.input, content, "prompt", advice, own))
     for place, prompt in found:
         if not prompt:
@@ -170,7 +170,7 @@ def _stream(writer: "Writer", codec: texts.Codec, prompt: str, row: "Row") -> No
 
 
 def replace_control_characters(text: str) -> str:
-    """Returns a text without characters that control a terminal, which a model may write."""
+    """Replaces characters that control a terminal, which a model may write, with U+FFFD."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 

@@ -21,7 +21,7 @@ from tftpu.observe.writers import THROUGHPUT
 from tftpu.runtime.slow import reporting_if_slow
 from tftpu.storage import files, lines
 
-# Curves that are drawn first, in this order. The others follow by name.
+# Metrics that are drawn first, in this order. The others follow in the order of their names.
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
 _LEGEND_COLUMNS = 4
@@ -173,7 +173,7 @@ def draw(runs: Mapping[str, RunCurves], metrics: Sequence[str], output: str, log
 
 
 def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
-    """Adds the legend of all panels below them, whole: the picture grows to hold it."""
+    """Adds one legend for all panels below them; the picture grows to fit it."""
     columns = min(_LEGEND_COLUMNS, len(handles))
     while True:
         legend = figure.legend(
@@ -192,9 +192,9 @@ def _add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
 def _draw_run(
     axis: Any, name: str, label: str, found: RunCurves, colour: Any, later: Sequence[RunCurves]
 ) -> None:
-    """Draws training thin and pale, evaluation strong and dashed, and a star at the best.
+    """Draws a run: training thin and pale, evaluation dashed, and a star at the best checkpoint.
 
-    A curve is wider for each run drawn later whose curve is equal, so that all are seen.
+    A curve is widened for each run in `later` with an equal curve, so that all stay visible.
     """
     for split in _SPLITS:
         curve = found.curves.get((name, split))
@@ -243,6 +243,6 @@ def _set_axes(axis: Any, name: str, log: bool) -> None:
 
 
 def _split_rows(count: int) -> list[int]:
-    """Returns the number of panels in each row, as equal as possible, so that none is empty."""
+    """Returns the number of panels in each row, as equal as possible."""
     rows = -(-count // _COLUMNS)
     return [count // rows + (row < count % rows) for row in range(rows)]

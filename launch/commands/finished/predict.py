@@ -87,14 +87,14 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
     )
     records_per_shard: int = flag(4096, "records in a file of the output", minimum=1, metavar="N")
     shard: str = flag(
-        "1/1", "number of this machine, and of all that share the work", metavar="K/N"
+        "1/1", "number of this machine, and number of machines that share the work", metavar="K/N"
     )
     skip_bad: bool = flag(False, "write the reason for a record that cannot be read, and continue")
-    verify: bool = flag(False, "only check the files that are there, by their checksums")
+    verify: bool = flag(False, "only check the files of the output, with their checksums")
 
     @property
     def kept_fields(self) -> tuple[str, ...]:
-        """The fields of the input that are written as well."""
+        """The fields of the input that are written beside the predictions."""
         return tuple(name for name in self.keep.split(",") if name)
 
     @property
@@ -146,10 +146,10 @@ def run(options: Options) -> None:
     print_rows(written)
     if chosen is None:
         held = ", ".join(changed.outputs)
-        print(f"They hold {held}; --outputs chooses among {', '.join(_OUTPUTS)}.")
+        print(f"The predictions hold {held}; --outputs chooses among {', '.join(_OUTPUTS)}.")
     if records.names and not options.kept_fields:
         fields = shlex.quote(",".join(records.names[:_FIELDS]))
-        print(f"--keep={fields} writes fields of the input beside them, to another --output.")
+        print(f"--keep={fields} also writes fields of the input; it needs another --output.")
     if complete and options.table is not None:
         _load(job, options.table)
 
@@ -166,7 +166,7 @@ def _check_flags(options: Options) -> None:
 
 
 def _describe_plan(options: Options, chosen: list[str] | None, machines: int) -> dict[str, Any]:
-    """Returns what the output's plan says of the flags and the best checkpoint."""
+    """Returns the flags and the best checkpoint, as the plan in the output folder records them."""
     known = {
         "input": options.input,
         "keep": list(options.kept_fields),
@@ -189,7 +189,7 @@ def _restore(
     if type(data) is Texts and options.input.startswith("text:"):
         data.check_patterns(options.input.removeprefix("text:"))
     check_has_fields(options.input, data, keep)
-    # A batch belongs to one shard.
+    # A batch must not be larger than a shard.
     wanted = options.batch_size or data.global_batch_size
     data.global_batch_size = min(wanted, options.records_per_shard)
     options.set_cluster(experiment.cluster)
@@ -204,7 +204,7 @@ def _restore(
 
 
 def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bool:
-    """Writes what is missing, and says where; returns whether the rows of all machines exist."""
+    """Writes the missing predictions, and a summary; returns whether all machines' rows exist."""
     from tftpu.inference.predict import predict
 
     progress = ProgressPrinter()
@@ -218,15 +218,15 @@ def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bo
             f"{job.output} cannot be written ({error.strerror or error}): run the same command "
             "again once it can be written."
         ) from error
-    others = progress.found > 0 or job.machine[1] > 1  # have written some of the rows
+    others = progress.found > 0 or job.machine[1] > 1  # wrote some of the rows
     print_summary(job, records, complete, others)
     return complete
 
 
 def _describe_best(workdir: str) -> dict[str, Any]:
-    """Returns what a plan says of the best checkpoint of a run; {} if none is marked.
+    """Returns the best checkpoint of a run as a plan records it; {} if none is marked as best.
 
-    Without one, the newest that is not damaged is used, which only restoring it shows.
+    Without one, the newest undamaged checkpoint is used, which is known only after restoring it.
     """
     best = result.read_best(workdir)
     if best is None or best.step not in checkpoint.list_steps(files.join(workdir, "checkpoints")):
@@ -253,7 +253,7 @@ def _verify(output: str) -> None:
 
 
 def _check_output_name(options: Options) -> None:
-    """Raises `UserError` for a new folder whose name is that of a file."""
+    """Raises `UserError` if the output does not exist and has the ending of a file."""
     name, ending = os.path.splitext(options.output)
     known = (".jsonl", ".json", ".csv", ".txt", ".parquet", ".tfrecord")
     if ending in known and not files.exists(options.output):
@@ -266,7 +266,7 @@ def _check_output_name(options: Options) -> None:
 
 
 def _check_table(options: Options) -> None:
-    """Checks the flags of a table before hours are spent on its rows."""
+    """Raises `UserError` for wrong flags of a table, before hours are spent on its rows."""
     if (options.format == "bigquery") != (options.table is not None):
         raise UserError(
             "--format=bigquery and --table=PROJECT.DATASET.TABLE must be given together."
@@ -295,7 +295,7 @@ def _load(job: "Job", table: str) -> None:
 
 
 def _parse_outputs(text: str | None) -> list[str] | None:
-    """Returns the outputs that were asked for; None: the model's default."""
+    """Returns the requested outputs; None means those that the model has by default."""
     if text is None:
         return None
     chosen = [name for name in text.split(",") if name]
@@ -328,7 +328,7 @@ def _choose_encoder(options: Options) -> Any:
 
 
 def _check_files(count: int, options: Options) -> None:
-    """Raises `UserError` for more shards than BigQuery loads at once."""
+    """Raises `UserError` if there are more shards than BigQuery loads at once."""
     from tftpu.input_pipelines.datasets.bigquery_load import MOST
 
     shards = -(-count // options.records_per_shard)

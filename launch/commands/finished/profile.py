@@ -1,4 +1,4 @@
-"""Shows the newest profile of a run, or compares those of two runs.
+"""Shows the newest profile of a run, or compares the newest profiles of two runs.
 
 tftpu profile runs/digits_resnet
 """
@@ -21,7 +21,7 @@ TOP = 10
 
 
 class Op(NamedTuple):
-    """An operation of a profile: "host" or "device", kind, name, and milliseconds per step."""
+    """An operation of a profile: where ("host" or "device"), kind, name, and ms per step."""
 
     where: str
     kind: str
@@ -61,7 +61,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints the newest profile of a run, or those of two runs side by side."""
+    """Prints the newest profile of a run, or compares the newest profiles of two runs."""
     workdirs = options.workdirs
     if len(workdirs) > 2:
         raise UserError(f"tftpu profile compares two runs, but {len(workdirs)} are given.")
@@ -140,7 +140,7 @@ def compare_profiles(one: Profile, two: Profile) -> list[str]:
 
 
 def find_bottleneck(profile: Profile) -> str:
-    """Returns a line that says what limits the speed of the step."""
+    """Returns a phrase that names what limits the speed of the step."""
     if profile.input_share > 0.2:
         return "the input pipeline: see tftpu data check"
     if profile.device == "CPU":

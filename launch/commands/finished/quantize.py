@@ -1,4 +1,4 @@
-"""Measures how weights of 8 and 4 bits change a run's metrics, and their size.
+"""Measures how weights of 8 and 4 bits change the metrics of a run and the size of its model.
 
 The best checkpoint is evaluated on the complete evaluation split; nothing is written. `tftpu export
 --quantize` exports such weights.
@@ -30,7 +30,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints a row for each kind of weights: its size, its metrics, and their changes."""
+    """Prints a row for each precision of the weights: size, metrics, and changes of the metrics."""
     finished.check_exists(options.workdir)
     with reporting(f"Loading {options.workdir}"):
         options.split_cpu(options.config)
@@ -52,7 +52,7 @@ def run(options: Options) -> None:
     floats = sum(value.size * 4 for value in whole.values())
     before = trainer.evaluate(restored.evaluation, return_dict=True)
     print(f"step {restored.step}")
-    print(f"{'weights':8}  {'MiB':>8}  {'of it':>5}  " + _format_heads(before))
+    print(f"{'weights':8}  {'MiB':>8}  {'ratio':>5}  " + _format_heads(before))
     print(
         f"{'float32':8}  {floats / 2**20:8.2f}  {1:5.2f}  {_format_numbers(before, before)}",
         flush=True,
@@ -88,7 +88,7 @@ def _format_heads(results: dict[str, float]) -> str:
 
 
 def _format_numbers(results: dict[str, float], before: dict[str, float]) -> str:
-    """Returns each metric, and its relative change."""
+    """Formats each metric, and its relative change from `before`."""
     return "  ".join(
         f"{value:16.4f} {(value - before[name]) / (abs(before[name]) or 1.0):+8.2%}"
         for name, value in results.items()

@@ -39,7 +39,7 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
         None, "folder of the run, or an export, local or gs://", metavar="RUN", word=True
     )
     model: str | None = flag(
-        None, "file of ONNX or folder of a SavedModel", metavar="PATH", shown="AIP_STORAGE_URI"
+        None, "ONNX file, or folder of a SavedModel", metavar="PATH", shown="AIP_STORAGE_URI"
     )
     host: str | None = flag(
         None, "address to listen at", metavar="HOST", shown="127.0.0.1; 0.0.0.0 on Vertex AI"
@@ -49,17 +49,17 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
     )
     allow_hosts: str | None = flag(
         None,
-        "names by which requests may call it, besides its own; * for any",
+        "host names that requests may use, besides the server's own; * for any",
         metavar="NAME,...",
         shown="* on Vertex AI",
     )
     name: str | None = flag(
-        None, "name in the addresses of TensorFlow Serving", metavar="NAME", shown="that of the run"
+        None, "model name in URLs of TensorFlow Serving", metavar="NAME", shown="name of the run"
     )
     batch_size: int = flag(
-        64, "examples, or texts, that are computed at once", minimum=1, aliases=("batch",)
+        64, "largest number of examples or texts in a batch", minimum=1, aliases=("batch",)
     )
-    waiting: int = flag(1024, "examples, or texts, that may wait", minimum=1)
+    waiting: int = flag(1024, "largest number of waiting examples or texts", minimum=1)
     timeout: float = flag(
         60.0,
         "how long a request may take",
@@ -67,14 +67,14 @@ class Options(texts.TextOptions, finished.FinishedRunOptions):
         metavar=TIME,
         aliases=("timeout_s",),
     )
-    body_mib: float = flag(16.0, "size of a request", minimum=0.001)
+    body_mib: float = flag(16.0, "largest size of a request in MiB", minimum=0.001)
     tokens: int | None = flag(
-        None, "tokens to write for one prompt, at most", metavar="N", minimum=1, shown=str(_TOKENS)
+        None, "largest number of tokens for a prompt", metavar="N", minimum=1, shown=str(_TOKENS)
     )
 
 
 def run(options: Options) -> None:
-    """Answers requests until the process is asked to end."""
+    """Answers requests until the process is stopped."""
     start = time.monotonic()
     if options.workdir and options.model is None and finished.is_export(options.workdir):
         options = dataclasses.replace(options, workdir=None, model=options.workdir)
@@ -146,17 +146,17 @@ def run(options: Options) -> None:
         seconds = server.GRACE_S - (server.FAREWELL_S if writes else 0)
         again = "their texts" if writes else "it at once"
         report_activity(
-            f"Stopping: the requests that it has are answered, for up to {seconds} s; "
+            f"Stopping: requests that have arrived are answered, for up to {seconds} s; "
             f"Ctrl-C again ends {again}"
         )
 
     server.serve(model, about, limits, at, print_ready, report_stop, report_compiled)
     print("Stopped.", flush=True)
-    leaving.exit_at_once(0)  # Python would wait for a program that is still compiled ahead
+    leaving.exit_at_once(0)  # Python would wait for programs that still compile
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:
-    """Returns further host names that are allowed."""
+    """Returns the host names that are allowed besides the server's own."""
     # Only Vertex AI itself reaches its containers, under host names that it chooses.
     if hosts is None:
         return ["*"] if on_vertex else []

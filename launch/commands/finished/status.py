@@ -27,7 +27,7 @@ from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
-_FIELDS, _LONG = 20, 120  # fields that differ, and characters of a value, that are shown
+_FIELDS, _LONG = 20, 120  # most fields, and most characters of a value, in a list of differences
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
@@ -79,7 +79,7 @@ def run(options: Options) -> None:
 
 
 def list_differences(workdirs: Sequence[str]) -> list[str]:
-    """Returns lines about the fields in which the configs of runs differ; [] if in none."""
+    """Returns lines about the fields in which the configs of runs differ; [] if all are equal."""
     read = {w: side_files.read(files.join(w, "config.json")) for w in workdirs}
     records = {workdir: record for workdir, record in read.items() if record}
     differing = list(_find_differences(list(records.values()), ""))
@@ -94,7 +94,7 @@ def list_differences(workdirs: Sequence[str]) -> list[str]:
 
 
 def _cut_values(values: Sequence[str]) -> list[str]:
-    """Returns texts that differ, without what is far from their first difference in long ones."""
+    """Shortens values, if one is long, to the characters around their first difference."""
     if max(map(len, values)) <= _LONG:
         return [*values]
     same = os.path.commonprefix([*values])  # noqa: RUF071 (of characters, not of folders)
@@ -130,7 +130,7 @@ def _name_class(value: dict[str, Any]) -> str:
 
 
 def _describe_value(value: Any, without: Collection[str] = ()) -> str:
-    """Returns a value of a config.json as text, an object without some of its fields."""
+    """Returns a value of a config.json as text; an object without the fields in `without`."""
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value)
     fields = ", ".join(
@@ -142,7 +142,7 @@ def _describe_value(value: Any, without: Collection[str] = ()) -> str:
 
 
 def read_status(workdir: str) -> dict[str, Any]:
-    """Returns the state of a run: step, throughput, time left, checkpoints, metrics and account.
+    """Returns the state of a run: step, speed, time left, checkpoints, metrics and use of time.
 
     Raises:
         UserError: no run was ever started there.
@@ -162,7 +162,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     if account is None:
         why = f"it has no {goodput.FILE}"
         if not files.exists(workdir):
-            why = "there is no such folder. A training that is stopped at once leaves none"
+            why = "there is no such folder. A run that is stopped at once leaves no folder"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
     state = account.state
     if state == goodput.RUNNING and not _is_alive(workdir, account):
@@ -209,7 +209,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
         rows = [("state", _IN_WORDS[record["state"]])]
         rows += [("process", record["process"])] if "process" in record else []
         if saved := record.get("checkpoints", {}).get("steps"):
-            if record["state"] == "prepared":  # without an account, as in a copy of a run
+            if record["state"] == "prepared":  # goodput.json is missing, as in a copy of a run
                 rows = [("state", "not running: the same command resumes it")]
             rows.append(("checkpoint", f"step {saved[-1]}, from which it resumes"))
         return [record["workdir"], *(f"  {name:12}{value}" for name, value in rows)]
@@ -218,7 +218,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
     state = _describe_state(record)
     activity = _ACTIVITIES.get(record["activity"])
     rows = [("state", f"{state}: {activity}" if activity else state)]
-    # The process of another state has ended.
+    # In any other state, the process has ended.
     rows.append(
         ("process", f"{record['process']}, last update {ago} ago")
         if running
@@ -260,7 +260,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
 
 
 def _describe_state(record: dict[str, Any]) -> str:
-    """Returns the state in words, and what the command that began the run does next."""
+    """Returns the state in words, and whether the same command resumes the run or starts over."""
     name: str = record["state"]
     if name not in _RESUMABLE:
         return _IN_WORDS.get(name, name)

@@ -32,8 +32,8 @@ class Options(ClusterOptions, JobOptions):
         shown="the namespace's own",
     )
     queue_timeout: float = flag(86_400.0, "how long to wait for machines", metavar=TIME, minimum=60)
-    timeout: float = flag(604_800.0, "when an attempt is ended", metavar=TIME, minimum=60)
-    restarts: int = flag(10, "how often the run starts again by itself", minimum=0, metavar="N")
+    timeout: float = flag(604_800.0, "time limit of an attempt", metavar=TIME, minimum=60)
+    restarts: int = flag(10, "largest number of automatic restarts", minimum=0, metavar="N")
     detach: bool = flag(False, "do not wait for the end of the run")
 
 

@@ -28,7 +28,7 @@ class Options(ProjectOptions, JobOptions):
     preflight: str | None = flag(
         None, "JSON of `tftpu preflight`, to show the price of the run", metavar="FILE"
     )
-    keep: bool = flag(False, "leave the slice running after the run")
+    keep: bool = flag(False, "keep the slice after the run")
     yes: bool = flag(False, "rent without asking")
 
 
@@ -83,7 +83,7 @@ def _count_steps(experiment: Experiment) -> int | None:
     """Returns the number of steps of the run; None if it depends on data that are not here."""
     if experiment.train.steps is not None:
         return experiment.train.steps
-    # Reading the data would start the download here.
+    # Reading the data would start the download on this machine.
     if getattr(experiment.data, "download", False):
         return None
     try:
@@ -91,5 +91,5 @@ def _count_steps(experiment: Experiment) -> int | None:
         from tftpu.launch.run.experiment import resolve_length
 
         return resolve_length(experiment).train.length
-    except Exception:  # any error: without the data, the machine can be rented all the same
+    except Exception:  # the slice can be rented whatever is wrong with the data here
         return None

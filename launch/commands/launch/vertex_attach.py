@@ -20,7 +20,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Prints what is new of a job until it ends.
+    """Prints the states and results of a job until it ends.
 
     Raises:
         UserError: there is no such job, or it failed.

@@ -31,25 +31,25 @@ class Options(ProjectOptions):
     """The model, and the machines that serve it."""
 
     model: str | None = flag(
-        None, "gs://BUCKET/FOLDER of a SavedModel or a file of ONNX", metavar="PATH"
+        None, "gs://BUCKET/FOLDER of a SavedModel, or path of an ONNX file", metavar="PATH"
     )
     workdir: str | None = flag(
         None, "gs://BUCKET/FOLDER of a run; or give --model", metavar="RUN", word=True
     )
-    name: str | None = flag(None, "name of the model", metavar="NAME", shown="that of the folder")
+    name: str | None = flag(None, "name of the model", metavar="NAME", shown="the folder's")
     machine: str = flag("n1-standard-4", "type of the machines", metavar="TYPE")
     accelerator: str | None = flag(
         None,
-        "type of their GPU, such as NVIDIA_TESLA_T4; needs --image, of the target serve-gpu",
+        "type of GPU, such as NVIDIA_TESLA_T4; needs --image, built from the target serve-gpu",
         metavar="TYPE",
     )
-    replicas: int = flag(1, "machines, at least", minimum=1)
+    replicas: int = flag(1, "smallest number of machines", minimum=1)
     most_replicas: int | None = flag(
-        None, "machines, at most", metavar="N", minimum=1, shown="--replicas"
+        None, "largest number of machines", metavar="N", minimum=1, shown="--replicas"
     )
     endpoint: str | None = flag(
         None,
-        "resource name of an endpoint that takes all its traffic to this model",
+        "resource name of an endpoint, which then sends all its traffic to this model",
         metavar="NAME",
         shown="a new one",
     )
@@ -102,7 +102,7 @@ def run(options: Options) -> None:
     print(f"Serving  {serving.endpoint}")
     number = serving.endpoint.rpartition("/")[2]
     print(
-        f"Ask it:  gcloud ai endpoints predict {number} --region={options.region} "
+        f"Predict: gcloud ai endpoints predict {number} --region={options.region} "
         f"--project={project} --json-request=FILE"
     )
     print(endpoint_client.explain_how_to_end(serving, order))
@@ -163,7 +163,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
 
     Args:
         order: the endpoint, with the folder that the container reads.
-        source: the source as it was given, which may be a file of that folder.
+        source: the value of --model without a final slash: that folder, or a file in it.
     """
     if order.workdir:
         _check_run(order.workdir)
@@ -188,7 +188,7 @@ def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
 
 
 def _check_run(workdir: str) -> None:
-    """Raises `UserError` for a run that cannot start in the container."""
+    """Raises `UserError` if a run cannot be served in the container, which has no local files."""
     finished.check_no_export(workdir)
     path = files.join(workdir, "config.json")
     if not files.exists(path):

@@ -30,27 +30,27 @@ class Options(VertexOptions):
 
     gate: str = required(
         "CONDITION",
-        "what a model has to reach to be exported, such as 'accuracy>=0.95' or 'loss<=0.3'",
-        hint=lambda: "--gate='loss<=inf' takes any that trained to finite numbers.",
+        "condition for exporting a model, such as 'accuracy>=0.95' or 'loss<=0.3'",
+        hint=lambda: "--gate='loss<=inf' exports any model with a finite loss.",
     )
     workdir: str | None = flag(
         None, "gs://BUCKET/FOLDER for the folders of the runs (required)", metavar="DIR"
     )
     source: str | None = flag(
         None,
-        "source to convert first, as for `tftpu data convert`; data.data_dir is then the result",
+        "source to convert first, as for `tftpu data convert`; the config trains on the result",
         metavar="KIND:WHAT",
     )
     convert_flags: str = flag(
         "", "further flags of `tftpu data convert`, such as '--validation_fraction=0.1'"
     )
     predict: str | None = flag(
-        None, "records to predict in the end, as --input of `tftpu predict`", metavar="KIND:WHAT"
+        None, "records to predict at the end, as --input of `tftpu predict`", metavar="KIND:WHAT"
     )
     cron: str | None = flag(
         None, "when to run it, such as '0 3 * * 1'", metavar="FIELDS", shown="once, now"
     )
-    timeout: float = flag(604_800.0, "when the training is ended", metavar=TIME, minimum=60)
+    timeout: float = flag(604_800.0, "time limit of the training", metavar=TIME, minimum=60)
     spot: bool = flag(False, "train on cheaper machines, which may be preempted")
     dry_run: bool = flag(False, "print the compiled pipeline, and send nothing")
 
@@ -100,7 +100,7 @@ def _load_experiment(options: Options) -> Experiment:
             + (
                 "add --config.data.format=tfrecord."
                 if reads
-                else "give a config of data that do, or leave out --source."
+                else "give a config whose data does, or leave out --source."
             )
         )
     folder = f"--config.data.data_dir={options.workdir or 'gs://BUCKET'}"
@@ -115,7 +115,7 @@ def _build_training_job(options: Options) -> training_job.VertexJob:
 
 
 def _check_convert_flags(options: Options) -> None:
-    """Raises `UserError` for flags that the step of the conversion would reject."""
+    """Raises `UserError` for flags that the conversion step of the pipeline would reject."""
     if not options.source:
         raise UserError(
             "--convert_flags sets flags of the conversion, which needs --source: give that, too."
@@ -138,7 +138,7 @@ def _launch(training: training_job.VertexJob, created: dict, options: Options) -
     given = client.create_clients(training.region)
     if options.cron:
         name = client.submit_schedule(given, training, created, options.cron)
-        print(f"Each run trains in a folder of {training.workdir}, and costs. ", end="")
+        print(f"Each run trains in a folder of {training.workdir}, and incurs costs. ", end="")
         print(client.explain_how_to_end_schedule(training, name))
         return
     name = client.submit(given, training, created, job.make_unique_name(options.config))

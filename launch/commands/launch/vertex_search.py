@@ -38,7 +38,7 @@ class Options(VertexOptions):
     )
     workdir: str | None = flag(None, "gs://BUCKET/FOLDER of the search (required)", metavar="DIR")
     tensorboard: str | None = flag(None, "resource name of a Vertex AI TensorBoard", metavar="NAME")
-    timeout: float = flag(604_800.0, "when a trial is ended", metavar=TIME, minimum=60)
+    timeout: float = flag(604_800.0, "time limit of a trial", metavar=TIME, minimum=60)
 
 
 def run(options: Options) -> None:

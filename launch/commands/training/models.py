@@ -16,13 +16,13 @@ from tftpu.launch.settings.options import flag
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """The model whose fields are listed; none lists the models."""
+    """The model whose fields are listed; without one, all models are listed."""
 
     name: str | None = flag(None, "list the fields of this model", metavar="NAME", word=True)
 
 
 def run(options: Options) -> None:
-    """Prints the name, the family, the parameters and the size of each model, or one's fields.
+    """Prints name, family, parameters and size of each model, or the fields of one model.
 
     Raises:
         UserError: the zoo has no model of that name.

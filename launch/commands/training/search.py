@@ -56,7 +56,7 @@ class Options(ConfigOptions):
         aliases=("slices",),
     )
     budget_usd: float | None = flag(
-        None, "end before the trials cost more on the slice", minimum=0, metavar="USD", shown="none"
+        None, "end before the trials' price exceeds this", minimum=0, metavar="USD", shown="none"
     )
     workdir: str | None = flag(
         None, "folder of the search, local or gs://", metavar="DIR", shown="runs/<config>-search"
@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: a flag is missing or does not fit the search of the workdir, or no trial has
             succeeded.
-        SystemExit: it was asked to stop; the same command continues.
+        SystemExit: a signal stopped the search; the same command continues it.
     """
     try:
         import matplotlib  # noqa: F401
@@ -129,13 +129,13 @@ def _resolve_workdir(options: Options) -> str:
 
 
 def _check_alone(options: Options) -> None:
-    """Raises `UserError` for flags that only a search that runs trials has."""
+    """Raises `UserError` for flags that --report cannot use, because it runs no trials."""
     if options.join or options.parallel is not None:
         raise UserError("--report runs no trials: leave out --join and --parallel.")
 
 
 def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
-    """Returns the plan of the workdir, and its config; its flags must not be given again."""
+    """Returns the plan in the workdir, and its config; rejects flags that the plan sets."""
     from tftpu.launch.search import plan as plans
 
     for name in ("overrides", *plans.GIVEN):
@@ -178,7 +178,7 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
 
 
 def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
-    """Returns the plan that the flags describe, and its config, after checks that need no data."""
+    """Returns the plan that the flags describe, and its config, after checks without data."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice
@@ -207,7 +207,7 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
 def _check(
     options: Options, plan: "Plan", experiment: "Experiment", dimensions: "list[Dimension]"
 ) -> None:
-    """Raises `UserError` for mistakes that would make all trials fail, or some of them."""
+    """Raises `UserError` for mistakes with which trials would fail."""
     from tftpu.launch.search import checks, pricing
 
     _check_devices(experiment.cluster, options.parallel or 1)
@@ -246,7 +246,7 @@ def _run_trials(parallel: int, plan: "Plan", workdir: str, study: Any, trials: "
 
 
 def _check_devices(cluster: Any, parallel: int) -> None:
-    """Chooses Keras's backend for the trials, which the devices must have room for."""
+    """Chooses Keras's backend; raises `UserError` on a pod, or for parallel trials on a TPU."""
     from tftpu.engines import selection
     from tftpu.tpu import environment
 

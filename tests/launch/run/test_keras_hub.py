@@ -306,7 +306,7 @@ def test_its_data_are_checked_and_shown(config, capsys):
     assert shown[1] == "0/padding_mask: bool (3, 16), from 0 to 1"
     assert (
         shown[-2].startswith("text 2, ")
-        and "of 16 tokens, with those that begin and end it" in shown[-2]
+        and "of 16 tokens, with its start and end tokens" in shown[-2]
     )
     text = shown[-1].removeprefix("    | <bos>")  # SentencePiece writes nothing for these
     assert text.endswith("<eos>") and text.split()[0] in WORDS

@@ -23,12 +23,12 @@ class Options(finished.ConfigOrRunOptions):
     """The config to show."""
 
     sharding: bool = flag(
-        False, "show the part of each variable that one device of the config's mesh holds"
+        False, "show the shard of each variable that a device of the config's mesh holds"
     )
 
 
 def run(options: Options) -> None:
-    """Prints the fields, one a line; or with --sharding the variables of the model.
+    """Prints the fields, one per line; or with --sharding the variables of the model.
 
     Raises:
         UserError: there is no such config, or a value in it is wrong.
@@ -63,7 +63,7 @@ def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as the command line takes it, where it takes it."""
+    """Formats a value as a flag takes it; a value that no flag takes, as its class."""
     if isinstance(value, KerasObject):
         known = value.description["config"].items()
         settings = ", ".join(f"{k}={v!r}" for k, v in known if v is not None and v is not False)

@@ -248,7 +248,7 @@ def test_a_jobset_that_somebody_deletes_ends_the_wait(cluster, capsys):
 
     cluster.look = deleted_at_the_third
     assert launch() == 2
-    assert "it was deleted, or never existed. Nothing of it is running." in capsys.readouterr().err
+    assert "it was deleted, or never existed. None of its pods runs." in capsys.readouterr().err
 
 
 def test_the_network_is_lost_after_the_creation(cluster, capsys):
@@ -288,7 +288,7 @@ def test_the_network_is_lost_while_it_trains(cluster, capsys):
     cluster.look = lost_at_the_third
     assert launch() == 2
     error = capsys.readouterr().err
-    assert f"The JobSet {name_of(cluster)} runs on, and incurs costs" in error
+    assert f"The JobSet {name_of(cluster)} keeps running, and incurs costs" in error
     assert f"`{ends(cluster)}` ends it" in error
     assert cluster.alive
 
@@ -298,7 +298,7 @@ def test_credentials_that_expire_while_it_trains_do_not_hide_the_run(cluster, ca
     assert launch() == 2
     error = capsys.readouterr().err
     assert "did not accept the credentials (watching the JobSet)" in error
-    assert f"The JobSet {name_of(cluster)} runs on, and incurs costs" in error
+    assert f"The JobSet {name_of(cluster)} keeps running, and incurs costs" in error
     assert error.count("\n") == 1
 
 
@@ -325,7 +325,7 @@ def test_an_interrupt_leaves_the_run_and_says_so(cluster, capsys, monkeypatch):
     interrupt_waiting(monkeypatch)
     assert launch() == 0
     said = capsys.readouterr().out
-    assert f"No longer watching. The JobSet {name_of(cluster)} runs on, and incurs costs" in said
+    assert f"No longer watching. The JobSet {name_of(cluster)} keeps running, and incurs" in said
     assert f"`{ends(cluster)}` ends it" in said
     assert cluster.alive
 

@@ -236,7 +236,7 @@ def test_all_workers_are_followed_to_one_end(service, capsys):
     assert launch() == 0
     said = capsys.readouterr().out
     name = service.requests[0].queued_resource_id
-    assert "Worker 0 is shown; workers 1 to 3 write to gs://b/run/launch/" in said
+    assert "Output of worker 0 is shown; workers 1 to 3 write to gs://b/run/launch/" in said
     assert f"trained on {name}" in said
     assert "worker 1 of" not in said
     assert "19.20 USD an hour" in said  # 16 chips
@@ -258,7 +258,7 @@ def test_one_worker_fails_and_the_slice_is_deleted(service, capsys):
     said = capsys.readouterr()
     assert "The last lines of worker 2:\nworker 2 of " in said.out
     assert "Worker 2 ended with code 1, and the run with it; gs://b/run/launch/" in said.err
-    assert "/worker-2/log.txt has what it printed" in said.err
+    assert "/worker-2/log.txt has its output" in said.err
     assert not service.slices
 
 

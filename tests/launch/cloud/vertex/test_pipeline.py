@@ -309,7 +309,7 @@ def test_a_schedule_starts_the_same_pipeline(service, capsys):
     assert without_names(spec_of(each.pipeline_job)) == without_names(compiled())
     assert any(name.endswith(".whl") for name in service.objects)
     said = capsys.readouterr().out
-    assert f"It is {PARENT}/schedules/5; " in said and "pauses and deletes it" in said
+    assert f"The schedule is {PARENT}/schedules/5; " in said and "pauses and deletes it" in said
 
 
 @pytest.mark.medium

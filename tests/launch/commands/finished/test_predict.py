@@ -94,7 +94,7 @@ def test_a_classifier_writes_classes_unless_others_are_asked_for(run, folder, tm
     assert main([*given, f"--output={tmp_path}/one"]) == 0
     shard = tmp_path / "one" / "predictions-00000-of-00001.jsonl"
     said = capsys.readouterr().out
-    assert f"50 predictions in {shard}\nThey hold classes; --outputs chooses among" in said
+    assert f"50 predictions in {shard}\nThe predictions hold classes; --outputs chooses" in said
     assert "--keep=" not in said  # files of images have no fields
     row = json.loads(shard.read_text().splitlines()[0])
     assert list(row) == ["file", "class", "class_name", "probability"]
