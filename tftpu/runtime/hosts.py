@@ -2,7 +2,7 @@
 
 TF_CONFIG describes them on both engines, as for TensorFlow's own multi-worker strategy:
 https://www.tensorflow.org/guide/distributed_training. The TensorFlow engine drives all hosts of a
-TPU slice by one process.
+TPU slice from one process.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Task:
 
 
 def read_task() -> Task:
-    """Returns the place of this process by TF_CONFIG; a single process if that is not set.
+    """Reads the place of this process from TF_CONFIG; a single process if that is not set.
 
     Raises:
         UserError: TF_CONFIG cannot be parsed, names tasks other than a chief and workers, or has
@@ -124,7 +124,7 @@ def exit_as_lost(what: str) -> NoReturn:
     """
     with contextlib.suppress(OSError, ValueError):
         print(
-            f"tftpu: {what} Started again on all hosts, the same command resumes from the last "
+            f"tftpu: {what} Run the same command again on all hosts to resume from the last "
             "checkpoint.",
             file=sys.stderr,
             flush=True,

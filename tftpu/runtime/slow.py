@@ -14,7 +14,7 @@ _FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and at most between t
 
 @contextlib.contextmanager
 def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Calls `report` with the arguments, in a thread, if the block takes longer than that."""
+    """Calls `report(*arguments)` in a thread if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, report, arguments)
     timer.daemon = True
     timer.start()
