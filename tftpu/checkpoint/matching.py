@@ -192,9 +192,7 @@ def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[s
                 continue
             left.remove(place)
             other = there[place][1]
-            what = (
-                f"is {shape} here and {other} there" if other != shape else "has another position"
-            )
+            what = f"is {shape}, saved as {other}" if other != shape else "has another position"
             differences.append(f"{leaf.name} {what}")
         differences += [f"{saved[place].name} is only in the checkpoint" for place in left]
     return differences
