@@ -42,7 +42,7 @@ class Priced:
         cycles: the compiler's estimate in cycles; 0 if there is none.
         flops: FLOPs of dots and convolutions.
         hbm_bytes: bytes read from and written to HBM.
-        overlaps: whether it is an asynchronous copy that overlaps with other instructions.
+        overlaps: whether it only starts work that overlaps with other instructions.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Pricing:
         module: the program.
         step: the step before compilation.
         target: the slice.
-        build_timeline: returns a new timeline, of which each computation has one.
+        build_timeline: returns a new timeline; each computation gets its own.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Pricing:
         """Returns the cost of an instruction.
 
         Args:
-            instruction: the next one.
+            instruction: the next instruction in program order.
             times: its runs per step.
-            computation: the one that contains it.
+            computation: the computation that contains it.
         """
         within = list_within(self._module, instruction, computation)
         start = find_start(instruction, computation)
