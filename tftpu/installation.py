@@ -32,7 +32,7 @@ def command(extra: str) -> str:
 
 
 def find_cache_folder(kind: Literal["data", "preflight"]) -> str:
-    """Returns the cache folder for prepared data or for compiled programs.
+    """Returns the cache folder for prepared data or compiled programs, usually in ~/.cache/tftpu.
 
     If $TFTPU_CACHE is set, data is in that folder itself and programs in its subfolder "preflight".
     """

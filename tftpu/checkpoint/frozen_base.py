@@ -50,7 +50,7 @@ class Base:
             model: the model to train, a `keras.Model` with the weights that the run begins with.
 
         Raises:
-            UserError: a path is not that of a frozen weight.
+            UserError: a path does not belong to a frozen weight.
         """
         frozen = {v.path for v in model.weights} - {v.path for v in model.trainable_variables}
         unfit = sorted(self._paths - frozen)

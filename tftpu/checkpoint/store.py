@@ -216,7 +216,7 @@ class Checkpoints:
         """Returns the steps of the checkpoints to restore, in the order to try them.
 
         Args:
-            step: the only step to try; None: those of all complete checkpoints, newest first.
+            step: the only step to try; None: all steps with a complete checkpoint, newest first.
 
         Raises:
             UserError: there is no complete checkpoint of that step.

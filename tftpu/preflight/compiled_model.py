@@ -20,7 +20,7 @@ def find_policy(model: keras.Model) -> str:
 
 
 def read_precision(model: keras.Model) -> str:
-    """Returns the dtype policies of a model's layers: a mixed one alone, or all with "and"."""
+    """Returns the dtype policy of a model's layers: the mixed one, or all, joined by "and"."""
     layers = keras_internals.list_layers(model)
     # If no layer has weights, as in a subclassed model before its first call, all count.
     weighted = [layer for layer in layers if layer.weights] or layers

@@ -161,7 +161,7 @@ def _list_own_objects(model: keras.Model) -> dict[str, Any]:
 
 
 def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
-    """Raises `UserError` if a copy has other weights; other layers, if a model is not built."""
+    """Raises `UserError` if a copy has other weights, or, before it is built, other layers."""
     both = built, model
     if built.built and model.built:
         weights = [[(tuple(v.shape), v.trainable) for v in one.weights] for one in both]

@@ -12,7 +12,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
-_LARGE = 0.25  # share of a device's memory; a state above it is worth dividing
+_LARGE = 0.25  # share of a device's memory; a state above it is worth sharding
 ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
@@ -86,7 +86,7 @@ class SliceReport:
         top_instructions: the instructions that take the longest.
         lints: findings that make the step slow.
         advice: if the step does not fit, changes that help.
-        plots: what a page draws: memory over the instructions, roofline, exchange.
+        plots: the data of the plots on a page: memory curve, roofline and collectives.
     """
 
     slice: str
@@ -275,7 +275,7 @@ def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
 
     Args:
         report: the report of a step that was not compiled, changed in place.
-        held: the bytes that a device would hold.
+        held: bytes of the state that each device would hold.
         target: the slice.
     """
     report.compiles, report.largest_per_core_batch = True, 0
@@ -288,7 +288,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
 
     Args:
         report: the report of the slice, which has its mesh.
-        held: the bytes that a device holds.
+        held: bytes of the state on each device.
         target: the slice.
     """
     room = ROOM * target.generation.hbm_limit

@@ -176,14 +176,14 @@ class Record:
         started: when the run started first, in seconds since the epoch.
         updated: when the record was written, in seconds since the epoch.
         boot: the machine's boot id, which changes when it restarts; "" if unknown.
-        uptime: seconds that the machine had run by then, from a clock that cannot be set.
+        uptime: the machine's uptime at `updated`, in seconds, from a clock that cannot be set.
         restarts: how many times the run resumed; processes that trained no step do not count.
         repeated_steps: steps trained again, because the run resumed from an older checkpoint.
         wall_seconds: the seconds that all processes ran, and those lost between them.
         goodput: the share of the wall time spent in steps that were not repeated.
         seconds: the seconds of each part.
         facts: the progress of the run.
-        current: the part that time was assigned to then; "" for no part, or if unknown.
+        current: the part that time was assigned to at `updated`; "" for no part, or if unknown.
     """
 
     state: str

@@ -213,7 +213,7 @@ def _remove_copies(block: Any) -> None:
 
 
 def _use_hardware_generator(block: Any, jax: Internals) -> None:
-    """Replaces the CPU's random number generator by the one of the TPU's hardware.
+    """Replaces the CPU's random number generator with the TPU's hardware generator.
 
     The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
     TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc), which is much cheaper and has

@@ -228,7 +228,7 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
 
 
 def _is_kept_by_loop(op_name: str) -> bool:
-    """Returns whether an op writes what the forward pass of a loop keeps for the backward pass."""
+    """Returns whether an op stores values of a loop's forward pass for its backward pass."""
     return (
         "/while/body/" in op_name
         and op_name.endswith("dynamic_update_slice")  # JAX's name
@@ -240,7 +240,7 @@ def _is_kept_by_loop(op_name: str) -> bool:
 def list_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction and those that it fuses, starts or awaits, with their computations."""
+    """Returns an instruction and all that it fuses, starts or awaits, with their computations."""
     found = [(instruction, computation)]
     start = find_start(instruction, computation)
     if start is not None and start is not instruction:

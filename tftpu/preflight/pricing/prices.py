@@ -37,8 +37,8 @@ class Prices:
 
     Attributes:
         bandwidth: share of the nominal HBM bandwidth that a good program sustains.
-        matrix: share of the estimate for an instruction with products that leaves the matrix units
-            idle.
+        matrix: share of the compiler's estimate that counts for an instruction with products that
+            leaves the matrix units idle.
         window: share for grouped convolutions, such as depthwise ones, and for pooling.
         vector: share for everything else: elementwise work, reductions, gathers and copies.
         kernel: share of the peak that products in a kernel reach.

@@ -59,7 +59,7 @@ def _count_points(function: Any) -> int:
 
 
 def _count_flops(op: Any) -> int:
-    """Returns the FLOPs of the products in an operation, each time it runs."""
+    """Returns the FLOPs of the products in one run of an operation."""
     name = op.operation.name
     if name.endswith("tpu.matmul"):
         return _count_product(op)

@@ -95,7 +95,7 @@ class Lifetimes:
         """Follows the arrays through a computation; returns the arrays of its result.
 
         Args:
-            computation: the one to follow.
+            computation: the computation to follow.
             given: arrays of its parameters; None at the entry of the program.
             nested: whether a loop contains it.
         """
@@ -219,7 +219,7 @@ class Lifetimes:
 
 
 class _Value(NamedTuple):
-    """The arrays of an instruction's result, those of a tuple in their order.
+    """The arrays of an instruction's result, in order if it is a tuple.
 
     Attributes:
         leaves: the arrays.
