@@ -283,5 +283,5 @@ def test_what_exceeds_the_hosts_memory_does_not_fit_and_both_figures_are_named()
     assert item.exceeds_host
     item.fits, item.error = False, describe_host_excess(item.host_bytes, parse_slice("v5e-8"))
     text = Report(1024, "float32", 600, [item]).text()
-    assert "Does not fit: It keeps 45.7 GiB of each device" in text
+    assert "Does not fit: It needs 45.7 GiB of the host's memory for each device" in text
     assert "a host of v5e has 44.7 GiB for a device" in text
