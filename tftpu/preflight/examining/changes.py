@@ -60,7 +60,7 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Adds changes that make a step fit to its report; for mesh="auto", returns a finer mesh's.
+    """Adds changes that make a step fit to its report; or, for mesh="auto", tries finer meshes.
 
     Raises:
         UserError: a change has no result: the time limit passed, or the compiler crashed.

@@ -87,7 +87,7 @@ def _count_parts(examiner: Examiner, target: Slice) -> int:
 
 
 def estimate_duration(weights: int, what: str = "slice") -> str:
-    """Returns a sentence on the usual compile time of models with as many bytes of weights.
+    """Returns a sentence on the usual compile time of models with this many bytes of weights.
 
     Processor time measured for one slice: 4 s with 3 MB (python_gpt), 64 s with 440 MB
     (llama_110m_tinystories), 115 s with 88 MB (vit_s16_imagenet), 150 s on v5e and 600 s on v6e

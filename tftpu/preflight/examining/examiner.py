@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 
 class Examiner:
-    """A check of one model on several slices; slices with as many devices share a step.
+    """A check of one model on several slices; slices of equal size share a lowered step.
 
     Args:
         model_fn: a function that returns a newly built and compiled Keras model.
