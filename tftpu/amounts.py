@@ -18,7 +18,7 @@ def format_metric(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats three significant digits, never an exponent: "0.108", "12.3", "1,180,000"."""
+    """Formats a number with three significant digits, no exponent: "0.108", "1,180,000"."""
     if 0 < abs(value) < 0.001:
         return "<0.001"
     text = f"{value:.3g}"
@@ -37,10 +37,10 @@ def format_duration_range(low: float, high: float) -> str:
 
 
 def parse_period(text: str) -> float:
-    """Returns the seconds of a time as flags have it: "30s", "5m", "2h", "7d" or "45".
+    """Parses a duration as in flags, "30s", "5m", "2h", "7d" or "45"; returns the seconds.
 
     Raises:
-        ValueError: the text is no such time.
+        ValueError: the text is not a duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([a-z]*)", text.strip())
     unit = _LONGER.get(match[2], match[2] or "s") if match else ""
@@ -50,7 +50,7 @@ def parse_period(text: str) -> float:
 
 
 def format_period(seconds: float) -> str:
-    """Returns a time as `parse_period` takes it, in the largest unit that divides it: "90m"."""
+    """Formats a duration for `parse_period`, in the largest unit that divides it: "90m"."""
     unit = next((u for u in "dhm" if seconds and seconds % _PERIODS[u] == 0), "s")
     return f"{seconds / _PERIODS[unit]:g}{unit}"
 
@@ -89,7 +89,7 @@ def format_price(usd: float) -> str:
 
 
 def format_energy(kwh: float) -> str:
-    """Formats an energy: "23.9 mWh", "450 Wh" or "3.35 kWh"."""
+    """Formats an energy in kWh: "23.9 mWh", "450 Wh" or "3.35 kWh"."""
     return _format_in_unit(
         kwh, _choose_unit(kwh, ((1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh"), (1e-6, "mWh")))
     )

@@ -22,8 +22,8 @@ class UserError(Exception):
     """A mistake that the user can fix. The command line prints its message and exits with 2.
 
     Args:
-        message: the sentences. What no terminal or file can hold, such as half a character of a
-            file's name, is escaped.
+        message: the text to print. Characters that UTF-8 cannot encode, such as half of a character
+            in a file's name, are escaped.
     """
 
     def __init__(self, message: str):
@@ -31,11 +31,11 @@ class UserError(Exception):
 
 
 class NotFiniteError(UserError):
-    """A model predicts values that are not finite, so that texts cannot be continued.
+    """A model predicts NaN or infinite values, so it cannot generate the next token.
 
     Attributes:
-        rows: the places of the rows with such values, among those that were given together.
-        texts: the tokens of all rows, as far as they were written, if `tftpu.generate` raised it.
+        rows: indices of the prompts with such predictions, in the order of the request.
+        texts: the tokens generated so far for each prompt, if `tftpu.generate` raised the error.
     """
 
     def __init__(self, rows: Sequence[int] = (), texts: Sequence[list[int]] = ()):
@@ -47,11 +47,11 @@ class NotFiniteError(UserError):
 
 
 class KerasError(UserError, ValueError):
-    """An error that is a `ValueError` in Keras."""
+    """A user error that is also a `ValueError`, as code written for Keras expects."""
 
 
 class OwnStepsNeeded(UserError):  # noqa: N818 (names what is needed)
-    """A model whose batches cannot be divided among devices; its own steps may train it."""
+    """The batches of a model cannot be sharded; only its own train step may still train it."""
 
 
 class DivergedError(UserError):
@@ -106,7 +106,7 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
 
 
 def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
-    """Returns the allowed name that is nearest to a given one; None if none is near."""
+    """Returns the allowed name that is most similar to a given one; None if none is similar."""
     allowed = list(allowed)
     # A name that contains all parts of the given one ("mixed_float16" for "float16") is a better
     # suggestion than a similar name ("float32").
@@ -119,7 +119,7 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
 
 
 def _is_near(given: str, name: str) -> bool:
-    """Returns whether a name may be what was meant; "top_p" is not, if "stop" was given."""
+    """Returns whether a name is similar enough to suggest it; "top_p" is not for "stop"."""
     if given in name or name in given or sorted(given) == sorted(name):
         return True
     return difflib.SequenceMatcher(None, name, given).ratio() >= 0.7

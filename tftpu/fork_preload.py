@@ -1,4 +1,4 @@
-"""Imports TensorFlow and Keras when it is imported, as only the server of `fork_server` does."""
+"""Imports TensorFlow and Keras on import; only the server of `fork_server` imports this."""
 
 from tftpu import quick_import
 

@@ -1,4 +1,4 @@
-"""A process from which others fork, after it has imported what all of them need.
+"""A server that imports TensorFlow and Keras once, and from which other processes fork.
 
 The import of TensorFlow takes longer than many small programs run. The server imports modules but
 does not start TensorFlow, whose threads a fork would not copy.
@@ -14,11 +14,11 @@ from multiprocessing.context import ForkServerContext
 
 
 def start(modules: Sequence[str]) -> ForkServerContext:
-    """Starts the server of this process, unless it runs already; returns the context to fork from.
+    """Starts the fork server unless it is running; returns the context to create processes with.
 
     Args:
-        modules: the modules that the server imports after TensorFlow and Keras; one that runs
-            already keeps its own.
+        modules: names of modules that the server imports after TensorFlow and Keras; a running
+            server ignores them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tftpu.fork_preload", *modules])
@@ -32,7 +32,7 @@ def _interrupts_ignored() -> Iterator[None]:
     """Ignores Ctrl-C within the block; a process that is started in it keeps ignoring it.
 
     Ctrl-C in a terminal also reaches the server, and would end it while it imports. Only the main
-    thread can set what a signal does.
+    thread can set signal handlers; other threads run the block without a change.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

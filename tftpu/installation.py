@@ -10,10 +10,10 @@ def command(extra: str) -> str:
     """Returns the pip command that adds what an extra of tftpu requires to this environment.
 
     It names the packages of the extra, so it is the same for a clone, a wheel and a Git URL. It
-    never names tftpu, which is on no package index: whoever registers the name there is a stranger.
+    never names tftpu, which is on no package index, where anyone could register that name.
 
     Args:
-        extra: as in `setup.py`, such as "plot".
+        extra: name of an extra in `setup.py`, such as "plot".
     """
     from packaging.requirements import Requirement
 
@@ -32,9 +32,9 @@ def command(extra: str) -> str:
 
 
 def find_cache_folder(kind: Literal["data", "preflight"]) -> str:
-    """Returns the folder of prepared data, or of compiled programs.
+    """Returns the cache folder for prepared data or compiled programs, usually in ~/.cache/tftpu.
 
-    They are in the user's cache folder, or in $TFTPU_CACHE: data in that itself, programs below.
+    If $TFTPU_CACHE is set, data is in that folder itself and programs in its subfolder "preflight".
     """
     given = os.environ.get("TFTPU_CACHE")
     if given and kind == "data":

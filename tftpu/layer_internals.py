@@ -16,22 +16,22 @@ from keras.src.models import functional
 
 from tftpu.tensors import Tensor
 
-_CALL_CONTEXT = "current_call_ctx"  # of `keras.src.layers.layer`
+_CALL_CONTEXT = "current_call_ctx"  # its name in `keras.src.layers.layer`
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:
-    """Returns the stored value of a variable, without the changes that a layer sees."""
+    """Returns the stored value of a variable, without Keras's autocast to the compute dtype."""
     private: Any = variable
     scope: Any = stateless_scope.get_stateless_scope()
     value = scope.get_current_value(variable) if scope is not None else None
     if value is not None:
         return value
-    read = variable.value  # draws an initial value that was not needed until now
+    read = variable.value  # initializes a variable whose initialization was deferred
     return read if private._value is None else private._value
 
 
 def compute_dtypes(model: keras.Layer) -> dict[int, str]:
-    """Returns the dtype in which its layer uses each variable of a model, by id of the variable.
+    """Returns the dtype to which its layer casts each variable of a model, by id of the variable.
 
     Variables that no layer casts are left out.
     """
@@ -49,27 +49,27 @@ def flatten_layers(layer: keras.Layer) -> list[keras.Layer]:
 
 
 def list_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """Returns the layers in a layer or model, without those in them."""
+    """Returns the direct sublayers of a layer or model."""
     private: Any = layer
     return list(private._flatten_layers(recursive=False, include_self=False))
 
 
 def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
-    """Returns the variable of a kernel or of embeddings, without what LoRA adds to it.
+    """Returns the variable of a layer's kernel or embeddings, without the LoRA update.
 
-    Integers where the layer is quantized, two to a byte where they have 4 bits.
+    A quantized layer has integers; those of 4 bits are packed, two to a byte.
     """
     private: Any = layer
     return private._embeddings if isinstance(layer, keras.layers.Embedding) else private._kernel
 
 
 def replace_traced_value(variable: keras.Variable) -> bool:
-    """Replaces a value that JAX traces by zeros: Keras rounds kernels in NumPy, which needs values.
+    """Replaces a variable's value by zeros if JAX traces it: Keras quantizes kernels in NumPy.
 
-    While a step is only traced, for a slice that is not there, values do not matter.
+    A step that is only traced, for a slice that is not there, does not depend on the values.
 
     Returns:
-        Whether JAX traces it.
+        Whether the value was replaced.
     """
     if keras.config.backend() != "jax":
         return False
@@ -84,10 +84,10 @@ def replace_traced_value(variable: keras.Variable) -> bool:
 
 @contextlib.contextmanager
 def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[None]:
-    """Lets a built layer replace its float variables by integer ones within the block.
+    """Lets a built layer replace a float variable by integer variables within the block.
 
-    Keras's way is to delete the attribute, for which it collects garbage among all objects of the
-    process: seconds of a model with many layers.
+    Keras itself deletes the attribute and then runs a garbage collection, which takes seconds in
+    total for a model with many layers.
     """
     private: Any = layer
     private._untrack_variable(floats)
@@ -106,18 +106,18 @@ def count_rows_per_scale(layer: keras.Layer) -> int:
 
 
 def read_scale(layer: keras.layers.EinsumDense) -> Tensor:
-    """Returns the scale of a layer's kernel of int8 in the dimensions of the kernel."""
+    """Returns the scale of a layer's int8 kernel, in a shape that broadcasts with the kernel."""
     private: Any = layer
     return private._adjust_scale_for_dequant(layer.kernel_scale)
 
 
 class GraphCall(NamedTuple):
-    """The only call of an operation in the graph of a functional model.
+    """A call of an operation that occurs only once in the graph of a functional model.
 
     Attributes:
         operation: a layer or another operation.
-        arguments: all arguments by their paths, with symbolic tensors. A path begins with 0 and the
-            position, or with 1 and the name.
+        arguments: all arguments, by path; tensors are symbolic. The path of a positional argument
+            begins with 0 and its position, that of a keyword argument with 1 and its name.
         outputs: the symbolic outputs.
     """
 
@@ -127,7 +127,7 @@ class GraphCall(NamedTuple):
 
 
 def read_calls(model: keras.Model) -> list[GraphCall]:
-    """Returns the calls in the graphs of a model and of models in it, in their order.
+    """Returns the calls in the graphs of a model and its nested models, in execution order.
 
     Operations that are called several times are left out.
     """
@@ -165,12 +165,12 @@ def list_nodes(graph: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterator[None]:
-    """Computes some graphs by functions within the block, in all threads.
+    """Runs functions in place of some functional graphs within the block, in all threads.
 
     Args:
-        replacements: by the id of a graph, a function of a dictionary with the values of the
-            inputs, by the ids of the symbolic tensors, to which it adds those of the outputs, and
-            of a function that adds to such a dictionary the values of the nodes it is given.
+        replacements: by the id of a graph, a function `replace(values, run)`. It receives the
+            values of the graph's inputs, by the ids of the symbolic tensors, and adds the values of
+            the outputs. `run(nodes, values)` computes nodes and adds their outputs to `values`.
     """
     original: Any = functional.Functional._run_through_graph
 
@@ -211,7 +211,7 @@ def read_settings(layer: keras.Layer) -> dict[str, Any]:
     base = keras.Model if isinstance(layer, keras.Model) else keras.layers.Layer
     every = {*vars(base()), *_OF_COMPILED}
     own = {name: value for name, value in vars(layer).items() if name not in every}
-    # TensorFlow's, for checkpoints.
+    # TensorFlow adds attributes that begin with `_self_`, for checkpoints.
     return {name: value for name, value in own.items() if not name.startswith("_self_")}
 
 
@@ -220,8 +220,8 @@ def replacing_calls(replacements: Mapping[int, Callable[..., Any]]) -> Iterator[
     """Calls a function in place of some layers within the block, in all threads.
 
     Args:
-        replacements: by the id of a layer, a function of its arguments after Keras's own
-            `Layer.__call__`.
+        replacements: by the id of a layer, a function whose arguments are Keras's own
+            `Layer.__call__` and the arguments of the call, without the layer.
     """
     original = keras.layers.Layer.__call__
 
@@ -240,13 +240,13 @@ def replacing_calls(replacements: Mapping[int, Callable[..., Any]]) -> Iterator[
 
 
 def read_call_context() -> Any:
-    """Returns what Keras passes from a layer's call to those in it, such as `training`."""
+    """Returns the context that Keras passes to nested layer calls, such as their `training`."""
     return global_state.get_global_attribute(_CALL_CONTEXT)
 
 
 @contextlib.contextmanager
 def entering_call(context: Any) -> Iterator[None]:
-    """Calls layers within the block as in the call that had this context."""
+    """Runs the block in a call context that `read_call_context` returned."""
     before = read_call_context()
     global_state.set_global_attribute(_CALL_CONTEXT, context)
     try:
@@ -261,6 +261,6 @@ def read_mask(tensor: Tensor) -> Tensor | None:
 
 
 def attach_mask(tensor: Tensor, mask: Tensor | None) -> None:
-    """Passes a mask along with a tensor."""
+    """Attaches a mask to a tensor, which Keras passes along; None attaches nothing."""
     if mask is not None:
         backend.set_keras_mask(tensor, mask)

@@ -25,12 +25,12 @@ def import_keras() -> None:
 
 
 def build_script_command(script: Path, package: str, *flags: str) -> list[str]:
-    """Returns the command of a process that runs a script, once it has imported its main package.
+    """Returns a command that imports a package quickly and then runs a script.
 
     Args:
-        script: the script, whose arguments are to follow.
+        script: the script; the caller appends its arguments.
         package: "tensorflow" or "keras", imported without the packages of `UNUSED`.
-        flags: flags of the interpreter.
+        flags: command-line flags of the Python interpreter.
     """
     code = (
         "import gc, runpy, sys\n"
@@ -65,7 +65,7 @@ def _hidden(names: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Excludes the objects that the block makes from garbage collection, now and later.
+    """Pauses garbage collection within the block, and exempts all objects from later ones.
 
     Half a million objects of imported modules live as long as the process. Scanning them takes two
     fifths of the import's time, and a third of a second for each layer that Keras quantizes.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 # Axes that arrays may be sharded along: the examples, the heads of attention, the channels of a
 # convolution, and the time of an example. TOKENS is the time of a residual stream, which is sharded
-# further between two sharded products (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+# further between two sharded layers (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 EXAMPLES, HEADS, CHANNELS, TIME, TOKENS = "examples", "heads", "channels", "time", "tokens"
 # The name of a sharded weight after a layer has gathered it to read it.
 GATHERED = "gathered weight"
@@ -25,11 +25,11 @@ ShardFunction = Callable[[Callable[..., Any], Sequence[Any], Any], Callable[...,
 
 
 class Ring(NamedTuple):
-    """Devices that divide the time of examples, each with consecutive tokens.
+    """Devices that shard the time axis; each has consecutive tokens of every example.
 
     Attributes:
-        axis: the name by which JAX's collectives call them.
-        size: their number.
+        axis: the name of their mesh axis in JAX's collectives.
+        size: the number of devices.
     """
 
     axis: str
@@ -37,14 +37,14 @@ class Ring(NamedTuple):
 
 
 class Sharding(NamedTuple):
-    """The way in which a program that the compiler divides over devices shards its arrays.
+    """The sharding of the arrays of a program that the compiler partitions over devices.
 
     Attributes:
         shards: number of shards along each sharded axis inside of a layer, `HEADS`, `CHANNELS`,
             `TIME` and `TOKENS`.
         ring: the devices that share `TIME`, if any do.
-        shard_function: runs a function such as a kernel, which the compiler cannot divide.
-        shard: constrains an array to be sharded along its dimensions with a name.
+        shard_function: runs a function that the compiler cannot partition, such as a kernel.
+        shard: constrains an array to be sharded along its named dimensions.
     """
 
     shards: Mapping[str, int]
@@ -88,8 +88,8 @@ def shard_function(
     Args:
         function: a function of arrays, such as a kernel.
         inputs: for each argument a tuple of `EXAMPLES`, `HEADS`, `CHANNELS`, `TIME` or None for
-            each dimension, or of a pair of the name and a size that is not sharded, such as that of
-            a column of heads. An argument may be None, or a list of arrays with these dimensions.
+            each dimension. A pair of a name and a size shards only whole blocks of that size, such
+            as columns of heads. An argument may be None, or a list of arrays with these dimensions.
         outputs: the same for the result, or a tuple of these for several.
     """
     sharding = _SHARDING.get()
@@ -102,23 +102,23 @@ def is_sharded(name: str) -> bool:
 
 
 def count_shards(name: str) -> int:
-    """Returns the number of shards along an axis inside of a layer."""
+    """Returns the number of shards along an axis inside of a layer; 1 if it is not sharded."""
     sharding = _SHARDING.get()
     return 1 if sharding is None else sharding.shards.get(name, 1)
 
 
 def get_ring() -> Ring | None:
-    """Returns the devices that divide the time of examples; None if each has all of it."""
+    """Returns the devices that shard the time axis; None if it is not sharded."""
     sharding = _SHARDING.get()
     return None if sharding is None else sharding.ring
 
 
 def shard(array: Any, dims: Sequence[str | None]) -> Any:
-    """Returns an array that is sharded along those of its named dimensions that are sharded axes.
+    """Returns an array, sharded along each named dimension whose axis the program shards.
 
     Args:
         array: an array of any kind.
-        dims: for each dimension its name, or None: the compiler decides about it.
+        dims: the name of each dimension, or None to leave its sharding to the compiler.
     """
     sharding = _SHARDING.get()
     if sharding is None or sharding.shards.keys().isdisjoint(dims):

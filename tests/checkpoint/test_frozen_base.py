@@ -116,5 +116,5 @@ def test_what_checkpoints_leave_out_are_frozen_weights():
     for path in (trained, "nothing"):
         with pytest.raises(tftpu.UserError, match=f"base has '{path}'.* frozen weights"):
             Base((path,), lambda: state, Alone()).begin(frozen)
-    with pytest.raises(tftpu.UserError, match=r"is a text: give a collection"):
+    with pytest.raises(tftpu.UserError, match=r"is a string: give a collection"):
         Base(kernel, lambda: state, Alone())

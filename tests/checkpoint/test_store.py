@@ -58,7 +58,7 @@ def test_a_checkpoint_of_another_model_fails_with_the_differences(tmp_path):
     checkpoints.save(1, leaves(1), {})
     target = leaves(0, shape=(4, 2))
     with pytest.raises(
-        UserError, match=r"belongs to another model: kernel is \(4, 2\) here and \(3, 2\)"
+        UserError, match=r"belongs to another model: kernel is \(4, 2\), saved as \(3, 2\)"
     ):
         checkpoints.restore(target)
     assert value_of(target) == 0

@@ -83,7 +83,7 @@ def test_float16_and_a_ragged_microbatch_are_findings_about_the_step():
     memory = Memory(0, 0, 0, 0, 0)
     cost = Cost(memory, [], [], 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, ["while.1", "while.2"], ["a"])
     loops, kernels, ragged, float16 = (str(item) for item in find_lints(step, cost, 20))
-    assert "2 loops whose number of runs could not be read" in loops
+    assert "2 loops of unknown trip count" in loops
     assert "20 examples does not fill tiles of 8" in ragged and "as 24" in ragged
     assert "mixed_bfloat16" in float16
     assert "kernels in 'a'" in kernels

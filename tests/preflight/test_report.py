@@ -156,7 +156,7 @@ def test_a_step_that_does_not_fit_is_reported_with_the_excess_and_advice():
         ({"compiles": False}, "does not compile"),
         ({"largest_per_core_batch": 0, "smallest_failing_batch": 2}, "Not even 2 per core fits"),
         ({"largest_per_core_batch": 0}, "No batch fits: even the weights"),
-        ({"hbm_bytes": 15 << 30}, "needs 15 GiB or more, and cannot use the 16 GiB"),
+        ({"hbm_bytes": 15 << 30}, "needs 15 GiB or more, beyond the 16 GiB"),
     ],
 )
 def test_a_slice_without_an_answer_is_no_refusal(state, said):
@@ -270,8 +270,8 @@ def test_what_lies_in_the_hosts_memory_is_shown_for_a_core_and_for_a_host():
     for item in (one, several):
         item.host_bytes = 6 << 30
     text = Report(1024, "float32", 600, [one, several]).text()
-    assert "memory of the host: 6 GiB for each core, 48 GiB for those of one host" in text
-    assert "memory of the host: 6 GiB for each core, 24 GiB for those of one host" in text
+    assert "memory of the host: 6 GiB for each core, 48 GiB for all cores of a host" in text
+    assert "memory of the host: 6 GiB for each core, 24 GiB for all cores of a host" in text
 
 
 def test_what_exceeds_the_hosts_memory_does_not_fit_and_both_figures_are_named():
@@ -283,5 +283,5 @@ def test_what_exceeds_the_hosts_memory_does_not_fit_and_both_figures_are_named()
     assert item.exceeds_host
     item.fits, item.error = False, describe_host_excess(item.host_bytes, parse_slice("v5e-8"))
     text = Report(1024, "float32", 600, [item]).text()
-    assert "Does not fit: It keeps 45.7 GiB of each device" in text
+    assert "Does not fit: It needs 45.7 GiB of the host's memory for each device" in text
     assert "a host of v5e has 44.7 GiB for a device" in text

@@ -88,7 +88,7 @@ def test_the_process_exits_at_the_end_of_the_grace_period():
     _, said = process.communicate(timeout=20)
     assert process.returncode == ExitCode.PREEMPTED
     assert time.monotonic() - began >= 0.5
-    assert "did not finish within 0 s after SIGTERM. The newest one is of step 40." in said
+    assert "did not finish within 0 s after SIGTERM. Newest checkpoint: step 40." in said
 
 
 @pytest.mark.medium

@@ -22,8 +22,8 @@ class Base:
     """The weights of a model that checkpoints leave out.
 
     Whoever builds the model must set them again, and a digest shows whether they are the same. The
-    digest is a sum over the elements, each weighted by its place, so it does not depend on how
-    devices and hosts divide a variable.
+    digest is a sum over the elements, each weighted by its position, so it does not depend on how
+    devices and hosts shard a variable.
 
     Args:
         paths: the paths of the variables.
@@ -31,14 +31,14 @@ class Base:
         hosts: the hosts that train together.
 
     Raises:
-        UserError: `paths` is a text.
+        UserError: `paths` is a single string.
     """
 
     def __init__(
         self, paths: Collection[str], state: Callable[[], dict[str, list[Leaf]]], hosts: Hosts
     ):
         if isinstance(paths, str):
-            raise UserError(f"base={paths!r} is a text: give a collection of paths, [{paths!r}].")
+            raise UserError(f"base={paths!r} is a string: give a collection of paths, [{paths!r}].")
         self._paths = frozenset(paths)
         self._state = state
         self._hosts = hosts
@@ -50,7 +50,7 @@ class Base:
             model: the model to train, a `keras.Model` with the weights that the run begins with.
 
         Raises:
-            UserError: a path is not that of a frozen weight.
+            UserError: a path does not belong to a frozen weight.
         """
         frozen = {v.path for v in model.weights} - {v.path for v in model.trainable_variables}
         unfit = sorted(self._paths - frozen)
@@ -68,7 +68,7 @@ class Base:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the values, the same on all hosts; "" if checkpoints leave nothing out."""
+        """The digest of the left-out weights, the same on all hosts; "" if there are none."""
         if not self._paths:
             return ""
         exchange = self._hosts.exchange
@@ -116,8 +116,8 @@ class Base:
         raise UserError(
             f"The adapters in {workdir!r} were trained with weights whose digest is {saved}, but "
             f"the digest of the model's weights is {found}. Load the weights that the adapters "
-            "were trained with, by model.init_from, of KerasHub's models by model.preset, or where "
-            "the model is built."
+            "were trained with: use model.init_from, or model.preset for KerasHub, or load "
+            "them where the model is built."
         )
 
 
@@ -134,13 +134,13 @@ def _sum(leaf: Leaf, parts: Sequence[Region]) -> int:
 
 
 def _view_bits(values: np.ndarray) -> np.ndarray:
-    """Returns the elements as unsigned integers of their size, (size,)."""
+    """Returns the bits of the elements as unsigned integers of the same width, (size,)."""
     flat = np.ascontiguousarray(values).reshape(-1)
     return flat.view(f"uint{8 * flat.dtype.itemsize}")
 
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
-    """Yields the positions of a region's elements in the variable, in groups."""
+    """Yields (first index in the region, flat positions in the variable) of groups of elements."""
     count = regions.count_elements(region)
     if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):

@@ -22,7 +22,7 @@ class Copied(NamedTuple):
         number: the number of the leaf in its group.
         leaf: the leaf whose region it is.
         region: a region that this process writes.
-        array: its value.
+        array: the copied values.
     """
 
     number: int

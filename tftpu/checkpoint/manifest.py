@@ -44,11 +44,11 @@ class StoredFile:
     """A file that a manifest lists.
 
     Args:
-        path: local or remote.
-        blocks: the blocks as listed.
+        path: the path of the file, local or remote.
+        blocks: the blocks of the file, as the manifest lists them.
 
     Attributes:
-        blocks: the blocks as given.
+        blocks: the argument.
     """
 
     def __init__(self, path: str, blocks: list[Block]):
@@ -56,7 +56,7 @@ class StoredFile:
         self.blocks = blocks
 
     def read(self, wanted: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        """Yields blocks by number, in their order.
+        """Yields (number, bytes) of the wanted blocks, in the order of the file.
 
         Raises:
             OSError: the file is missing or cannot be read.
@@ -95,12 +95,12 @@ def remove_leftovers(folder: str, marker: OwnFile) -> None:
     """Removes the files of an interrupted save, or of a damaged checkpoint.
 
     Args:
-        folder: the checkpoint's own.
+        folder: the checkpoint's folder.
         marker: the manifest's file.
 
     Raises:
         ChangedError: another process wrote the manifest meanwhile; that one is valid.
-        OSError: it could not be removed.
+        OSError: a file could not be removed.
     """
     marker.remove()
     files.remove_tree(folder)
@@ -110,11 +110,11 @@ def write_files(folder: str, contents: Mapping[str, Blocks]) -> Listing:
     """Writes files of a checkpoint; returns their blocks by name.
 
     Args:
-        folder: the checkpoint's own.
+        folder: the checkpoint's folder.
         contents: the blocks of each file, by name.
 
     Raises:
-        OSError: they could not be written.
+        OSError: a file could not be written.
     """
     listed: Listing = {}
     for name, blocks in contents.items():
@@ -128,13 +128,13 @@ def commit(step: int, listed: Listing, marker: OwnFile) -> None:
     """Writes the manifest of a checkpoint whose files are written, which makes it valid.
 
     Args:
-        step: its step.
+        step: the step of the checkpoint.
         listed: the blocks of all its files, by name.
         marker: the manifest's file.
 
     Raises:
         ChangedError: another process wrote the manifest meanwhile; that one is valid.
-        OSError: it could not be written. Without a manifest, the checkpoint is not valid.
+        OSError: the manifest could not be written, and the checkpoint is not valid.
     """
     marker.write(seal(json.dumps({"step": step, "files": listed})))
 
@@ -144,7 +144,7 @@ def read(folder: str) -> dict[str, StoredFile]:
 
     Raises:
         OSError, ValueError: the manifest is missing or damaged.
-        UserError: it is of an earlier version of tftpu.
+        UserError: an earlier version of tftpu wrote it.
     """
     listed = _list_blocks(files.read(files.join(folder, FILE)))
     return {name: StoredFile(files.join(folder, name), found) for name, found in listed.items()}
@@ -160,11 +160,11 @@ def compute_digest(folder: str) -> str:
 
 
 def _list_blocks(manifest: bytes) -> dict[str, list[Block]]:
-    """Returns the blocks of the files of a manifest.
+    """Parses a manifest; returns the blocks of each file.
 
     Raises:
-        ValueError: it is damaged.
-        UserError: it is of an earlier version of tftpu.
+        ValueError: the manifest is damaged.
+        UserError: an earlier version of tftpu wrote it.
     """
     check_seal(manifest)
     try:
@@ -219,7 +219,7 @@ def list_steps(checkpoints: str) -> list[int]:
 
 
 class _Summed:
-    """The bytes of blocks in pieces; computes their sizes and checksums meanwhile."""
+    """An iterable of the bytes of blocks, in pieces, that records their sizes and checksums."""
 
     def __init__(self, blocks: Blocks):
         self._blocks = blocks

@@ -1,9 +1,9 @@
 """Names of leaves in a checkpoint, and the comparison of saved leaves with a model's.
 
-A group of leaves is the file `GROUP.safetensors`, and where several processes wrote it, also
-`GROUP-INDEX-SAVE.safetensors` of each but the chief. SAVE is a number that the chief draws for each
-save: a process of an earlier run that writes late replaces no file of another. The arrays are named
-by `tftpu.storage.regions`.
+A group of leaves is saved as `GROUP.safetensors`. If several processes save it, each one but the
+chief adds a file `GROUP-INDEX-SAVE.safetensors`. SAVE is a random number that the chief chooses for
+each save, so a process of an earlier run that writes late replaces no newer file.
+`tftpu.storage.regions` names the arrays.
 """
 
 import difflib
@@ -46,7 +46,7 @@ class _Saved(NamedTuple):
 
 
 def group_by_name(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
-    """Returns the copies of a group's leaves under their names in its file."""
+    """Returns the copied arrays of a group, by their names in the group's file."""
     return {
         regions.format_name(Named(number, leaf.name, region, leaf.shape)): array
         for number, leaf, region, array in copies
@@ -56,12 +56,12 @@ def group_by_name(copies: Iterable[Copied]) -> dict[str, np.ndarray]:
 def read(
     stored: Mapping[str, StoredFile], leaves: Mapping[str, Sequence[Leaf]], step: int
 ) -> list[Found]:
-    """Reads only the parts of a checkpoint's leaves that this process's devices hold.
+    """Reads only the regions of a checkpoint's leaves that this process's devices hold.
 
     Args:
         stored: the files of the checkpoint, by name.
-        leaves: by group.
-        step: the checkpoint's, for the error message.
+        leaves: the leaves to read, by group.
+        step: the step of the checkpoint, for error messages.
 
     Returns:
         The values of all leaves, in their dtypes; nothing is assigned.
@@ -106,7 +106,7 @@ def _group_of(file: str) -> str | None:
 
 
 def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
-    """Returns the variables of a group, from the headers of its files by name."""
+    """Reads the variables of a group from the headers of its files, which are given by name."""
     found: dict[int, _Saved] = {}
     for file in stored:
         _, header = next(stored[file].read([0]))
@@ -115,7 +115,7 @@ def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
                 index, name, region, shape = regions.parse_name(entry.name, entry.shape)
                 variable = found.setdefault(index, _Saved(name, shape, []))
                 if (variable.name, variable.shape) != (name, shape):
-                    raise ValueError(f"{entry.name!r} is another variable in another file")
+                    raise ValueError(f"{entry.name!r} has other names or shapes in other files")
                 variable.parts.append(_Part(region, entry.dtype, file, block))
         except ValueError as error:  # not damage: the file's checksum matches
             raise UserError(
@@ -142,7 +142,7 @@ def _parse_entries(header: bytes, blocks: Sequence[Block]) -> list[safetensors.E
 def _read_values(
     stored: Mapping[str, StoredFile], pairs: Sequence[tuple[Leaf, _Saved]]
 ) -> list[Found]:
-    """Reads each block that the leaves need once; returns the values of the leaves."""
+    """Reads each needed block once; returns the values of the leaves."""
     needed: dict[str, dict[int, list[tuple[int, _Part, Region]]]] = {}
     for number, (leaf, saved) in enumerate(pairs):
         for part in saved.parts:
@@ -184,7 +184,7 @@ def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[s
     for kind, a, b, c, d in difflib.SequenceMatcher(None, there, here, False).get_opcodes():
         if kind == "equal":
             continue
-        left = [*range(a, b)]  # of equal names, such as those of conv2d and conv2d_1, in order
+        left = [*range(a, b)]  # conv2d and conv2d_1 have equal names here: match them in order
         for leaf, (plain, shape) in zip(leaves[c:d], here[c:d]):
             place = next((place for place in left if there[place][0] == plain), None)
             if place is None:
@@ -192,7 +192,7 @@ def _find_differences(saved: Sequence[_Saved], leaves: Sequence[Leaf]) -> list[s
                 continue
             left.remove(place)
             other = there[place][1]
-            what = f"is {shape} here and {other} there" if other != shape else "has another place"
+            what = f"is {shape}, saved as {other}" if other != shape else "has another position"
             differences.append(f"{leaf.name} {what}")
         differences += [f"{saved[place].name} is only in the checkpoint" for place in left]
     return differences

@@ -10,8 +10,8 @@
                        manifest.json           sizes and checksums; written last
     checkpoints/best                           the step of the best one, and its metric
 
-Training waits for a copy to host memory; a thread writes the copy, one save at a time. Where each
-of several hosts holds a part of the state, each writes its part (`writing`).
+Training waits for a copy to host memory; a thread writes the copy, one save at a time. If several
+hosts each hold a shard of the state, each writes its shard (see `writing`).
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class Checkpoints:
     """The checkpoints of one workdir.
 
     Args:
-        workdir: local or `gs://`.
+        workdir: a local or `gs://` path.
         keep: number of newest checkpoints to keep, in addition to the best.
         keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
         hosts: the hosts that train together; None: this process alone.
@@ -120,10 +120,11 @@ class Checkpoints:
 
         Args:
             step: the step of the checkpoint.
-            leaves: by group; each group becomes a file, of what this process writes.
+            leaves: the run's leaves, by group. This process writes one file for each group, with
+                the regions that are its own to write.
             state: the host's state as JSON; arrays become lists.
             best: marks the checkpoint as the best so far, which is kept regardless of its age.
-            first: called by the thread that writes, before the checkpoint becomes valid.
+            first: called in the chief's writer thread, before any file is written.
         """
         self.wait()
         marker = OwnFile(self.workdir, "checkpoints", str(step), manifest.FILE)
@@ -188,11 +189,11 @@ class Checkpoints:
         """Loads a checkpoint into leaves.
 
         A checkpoint that does not match its checksums is skipped with a warning, and the next
-        newest is loaded. Leaves of another precision receive rounded values.
+        newest is loaded. Values of another precision are rounded to the dtypes of the leaves.
 
         Args:
             leaves: see `save`.
-            step: which checkpoint; None: the newest.
+            step: the step of the checkpoint; None: the newest.
             check: see `load`.
 
         Returns:
@@ -215,10 +216,10 @@ class Checkpoints:
         """Returns the steps of the checkpoints to restore, in the order to try them.
 
         Args:
-            step: which checkpoint; None: the newest.
+            step: the only step to try; None: all steps with a complete checkpoint, newest first.
 
         Raises:
-            UserError: there is none of that step.
+            UserError: there is no complete checkpoint of that step.
         """
         self.wait()
         complete = manifest.list_steps(self.folder)[::-1]
@@ -237,8 +238,8 @@ class Checkpoints:
         Args:
             leaves: see `save`; nothing is assigned.
             step: the step of the checkpoint.
-            check: a function of its state and the workdir, which raises `UserError` if this run
-                cannot resume from it.
+            check: a function of the host's state and the workdir, which raises `UserError` if this
+                run cannot resume from the checkpoint.
 
         Raises:
             UserError: the checkpoint belongs to another model or optimizer.
@@ -256,7 +257,7 @@ class Checkpoints:
         return Loaded(Restored(step, host), found)
 
     def restore_loaded(self, loaded: Loaded) -> Restored:
-        """Assigns a checkpoint that was read."""
+        """Assigns the values of a loaded checkpoint to the leaves; returns its step and state."""
         matching.assign(loaded.found)
         self.newest = loaded.restored.step
         return loaded.restored
@@ -287,7 +288,7 @@ class Checkpoints:
         prepare: Callable[[], None],
         best: Best | None,
     ) -> None:
-        """Writes a checkpoint, or the chief's part of it; marks the best and removes old ones."""
+        """Writes a checkpoint, or the chief's files of it; marks the best and removes old ones."""
         if self._exchange is None:
             prepare()
         try:
@@ -312,7 +313,7 @@ class Checkpoints:
     def _write_part(
         self, step: int, writing: Writing, prepare: Callable[[], None], best: Best | None
     ) -> None:
-        """Writes the part of a checkpoint on a host other than the chief."""
+        """Writes the files of a checkpoint on a host other than the chief."""
         if self._exchange is not None:
             writing.as_other(self._exchange, self._index)
             self.newest = step

@@ -1,8 +1,8 @@
-"""Writing the files of a checkpoint, by one process or by several that each hold a part.
+"""Writes the files of a checkpoint, from one process or from several that each hold a shard.
 
 With several, the chief clears the folder, all write their files, and the chief writes the manifest
-once it knows the checksums of all. A process that is lost before leaves a folder without a
-manifest, which is not a checkpoint.
+once it knows the checksums of all files. If a process is lost before that, the folder has no
+manifest, and so it is not a checkpoint.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ class Writing:
     """The writing of one checkpoint.
 
     Args:
-        folder: the checkpoint's own.
-        step: its step.
-        copies: what this process writes of the leaves, by group.
+        folder: the checkpoint's folder.
+        step: the step of the checkpoint.
+        copies: the regions of leaves that this process writes, by group.
         state: the host's state, as JSON.
         marker: the manifest's file.
 
@@ -50,7 +50,7 @@ class Writing:
         """Writes the checkpoint as the only process.
 
         Raises:
-            OSError: it could not be written, and is not valid.
+            OSError: a file could not be written; the checkpoint is not valid.
         """
         self._remove_leftovers()
         listed = manifest.write_files(self._folder, self._collect_chief_contents())
@@ -60,11 +60,11 @@ class Writing:
         """Writes the checkpoint together with other processes, and makes it valid.
 
         Args:
-            exchange: passes texts to the others.
+            exchange: passes texts to the other processes.
             prepare: called before anything is written.
 
         Raises:
-            OSError: a process could not write its files; it is not valid.
+            OSError: a process could not write its files; the checkpoint is not valid.
         """
         with self._announcing(exchange, "begun"):
             prepare()
@@ -82,14 +82,14 @@ class Writing:
         exchange.announce(self._format_name("ended"), "{}")
 
     def as_other(self, exchange: Exchange, index: int) -> None:
-        """Writes this process's part, and waits until the chief has made the checkpoint valid.
+        """Writes this process's files, and waits until the chief has made the checkpoint valid.
 
         Args:
             exchange: passes texts to the chief.
             index: the index of this process.
 
         Raises:
-            OSError: a process could not write its files; it is not valid.
+            OSError: a process could not write its files; the checkpoint is not valid.
         """
         begun = _parse_success(exchange.announce(self._format_name("begun"), ""))
         contents = {
@@ -121,7 +121,7 @@ class Writing:
         """Returns the files that another host wrote, after checking that this host sees them.
 
         Raises:
-            OSError: it could not write them, or this host does not see them.
+            OSError: the other host could not write them, or this host does not see them.
         """
         if _FAILED in report:
             raise OSError(f"host {host}: {report[_FAILED]}")
@@ -140,7 +140,7 @@ class Writing:
 
     @contextlib.contextmanager
     def _announcing(self, exchange: Exchange, moment: str) -> Iterator[None]:
-        """Tells the other processes of a failure in the block, so that they do not wait."""
+        """Announces a failure in the block to the other processes, so that they do not wait."""
         try:
             yield
         except BaseException as error:

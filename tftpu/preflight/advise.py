@@ -66,7 +66,7 @@ def batch_step(examples: int, unit: int | None) -> int:
 
     Args:
         examples: the number of examples in a microbatch that does not fit.
-        unit: what batches must be a multiple of; None: anything.
+        unit: the number of examples of which a batch must be a multiple; None: any number.
     """
     step = unit or next(n for n in (SUBLANES, 4, 2, 1) if n == 1 or 8 * n <= examples)
     while examples > 1024 * step:  # a batch that is 0.2 % off is exact enough
@@ -83,14 +83,14 @@ def find_largest_batch(
     compiler trades time for memory, so every guess is compiled.
 
     Args:
-        need: compiles the step with a per-core batch; returns whether it fits, and its bytes.
+        need: compiles the step with a per-core batch; returns whether it fits and the bytes needed.
         failing: a batch that does not fit.
         needs: bytes that it needs.
         limit: bytes available.
         unit: the batch must be a multiple of this.
 
     Returns:
-        The largest batch that compiled, 0 if none did, and the smallest batch that did not.
+        The largest batch that fits, 0 if none does, and the smallest tried batch that does not.
     """
     # In multiples of `unit`; a batch of `low` fits, a batch of `high` does not.
     low, high = 0, -(-failing // unit)
@@ -149,22 +149,22 @@ def _find_uncounted_loops(cost: Cost) -> list[Lint]:
     if not cost.uncounted_loops:
         return []
     count = counted(len(cost.uncounted_loops), "loop")
-    fix = "A counter that is compared with a constant is understood, such as maximum_iterations"
-    text = f"The step has {count} whose number of runs could not be read, counted as one"
-    return [Lint("", f"{text}: time and work are too low", fix)]
+    fix = "Give each loop a constant bound, such as maximum_iterations of keras.ops.while_loop"
+    text = f"The step has {count} of unknown trip count, each priced as a single iteration"
+    return [Lint("", f"{text}: the predicted time and work are too low", fix)]
 
 
 def _find_silent_kernels(cost: Cost) -> list[Lint]:
     if not cost.silent_kernels:
         return []
     where = ", ".join(repr(layer) for layer in cost.silent_kernels)
-    text = f"The work of kernels in {where} is not priced, since they do not say what it is"
+    text = f"The work of kernels in {where} is not priced, because they do not state their FLOPs"
     return [Lint("", text, "Give a cost_estimate to pallas_call")]
 
 
 def _find_partial_tiles(step: LoweredStep, microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
-    by_token = any("Attention" in kind for kind in step.layers.values())  # rows of its products
+    by_token = any("Attention" in kind for kind in step.layers.values())  # a product's rows
     if by_token or 1 - microbatch / padded < WORTH:
         return []
     return [
@@ -286,8 +286,8 @@ def _find_short_iterations(cost: Cost, total: float) -> list[Lint]:
             layer,
             f"{op or 'a loop'} runs as {times:,} iterations of {format_duration(seconds / times)}, "
             "one after the other",
-            "Use another op, such as nearest or transposed convolution instead of a bilinear "
-            "enlargement, or loops with more work in each iteration",
+            "Use another op, such as nearest-neighbour instead of bilinear resizing, or a "
+            "transposed convolution, or loops with more work in each iteration",
             seconds / total,
         )
         for (layer, op, times), seconds in spent.items()

@@ -1,11 +1,11 @@
-"""Tables in a terminal, of which a narrow one shows the columns that matter most."""
+"""Tables for a terminal; a narrow terminal shows only the most important columns."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-_GAP = 2  # blanks between columns
+_GAP = 2  # spaces between columns
 _NARROWEST = 10  # characters of a column that wraps
 
 
@@ -16,15 +16,15 @@ def build_table(
     text: Sequence[str],
     wrapped: Sequence[str] = (),
 ) -> Table:
-    """Returns a table that cuts no cell where its columns fit.
+    """Returns a table; one that is too wide for a line leaves out optional columns.
 
     Args:
         rows: cells by column, the same columns in each.
         width: characters of a line.
         optional: columns to leave out where the table is too wide, in this order.
         text: columns that are aligned to the left.
-        wrapped: columns whose cells may take several lines, divided at blanks; where nothing is
-            left to leave out, within words.
+        wrapped: columns whose cells may take several lines. They are wrapped at spaces, or within
+            words if the table is too wide even without the optional columns.
     """
     least = {
         name: max(_measure_cell(cell, name in wrapped) for cell in [name, *(r[name] for r in rows)])
@@ -47,7 +47,7 @@ def build_table(
                 min_width=_NARROWEST,
                 max_width=max(most, _NARROWEST),
             )
-        else:  # a cell that is cut all the same ends in a mark
+        else:  # a cell that still does not fit ends in an ellipsis
             table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*(row[name] for name in least))
@@ -59,7 +59,7 @@ def _measure_line(columns: Mapping[str, int]) -> int:
 
 
 def _measure_lines(cell: str, room: int) -> int:
-    """Returns the width of the longest line of a cell that is divided at blanks."""
+    """Returns the width of the longest line of a cell that is wrapped at spaces."""
     return max(map(len, textwrap.wrap(cell, room, break_long_words=False)), default=0)
 
 

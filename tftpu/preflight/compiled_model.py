@@ -1,4 +1,4 @@
-"""Facts for a check from a compiled Keras model: its precision, and the spec of its batch."""
+"""Reads the precision and the batch spec of a compiled Keras model, for a check."""
 
 import numbers
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from tftpu.tensors import Nest
 
 
 def find_policy(model: keras.Model) -> str:
-    """Returns the dtype policy under which a model like this one is built."""
+    """Returns the dtype policy under which to build a copy of a model."""
     found = read_precision(model)
     return found if found in PRECISIONS else "float32"
 
 
 def read_precision(model: keras.Model) -> str:
-    """Returns the dtype policy of a model's layers: the mixed one if there is, else all."""
+    """Returns the dtype policy of a model's layers: the mixed one, or all, joined by "and"."""
     layers = keras_internals.list_layers(model)
-    # Without weights, as those of a class that was not called yet, any layer tells.
+    # If no layer has weights, as in a subclassed model before its first call, all count.
     weighted = [layer for layer in layers if layer.weights] or layers
     found = sorted({layer.dtype_policy.name for layer in weighted})
     mixed = [name for name in found if name in ("mixed_bfloat16", "mixed_float16")]
@@ -34,11 +34,11 @@ def read_batch_spec(batch: Nest, find_model: Callable[[], keras.Model]) -> Nest:
 
     Args:
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays or `tf.TensorSpec`s; or the number of
-            examples, for which the inputs and the loss of the model tell the rest.
+            examples: the model's inputs and loss then determine shapes and dtypes.
         find_model: returns the compiled model; called only for a number of examples.
 
     Raises:
-        UserError: the number of examples is not enough.
+        UserError: `batch` is a number, but the model does not determine the shapes.
     """
     if not isinstance(batch, numbers.Integral):
         return keras.tree.map_structure(_to_spec, batch)
@@ -47,7 +47,7 @@ def read_batch_spec(batch: Nest, find_model: Callable[[], keras.Model]) -> Nest:
     refuse_uncompiled(model)
     if not getattr(model, "inputs", None) or len(model.outputs) != 1:
         raise UserError(
-            "The number of examples tells the batch only of a model with symbolic inputs and one "
+            "A number of examples defines the batch only of a model with symbolic inputs and one "
             f"output: give {arrays}."
         )
     shapes = [(int(batch), *tensor.shape[1:]) for tensor in model.inputs]
@@ -116,7 +116,7 @@ def _is_sparse(loss: Any) -> bool:
 
 
 def _is_categorical(loss: Any) -> bool:
-    """Returns whether the labels of a compiled loss are shares of the classes."""
+    """Returns whether the labels of a compiled loss are probabilities of the classes."""
     name = _read_name(loss)
     return "categorical" in name and "sparse" not in name
 

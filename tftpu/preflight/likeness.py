@@ -1,4 +1,4 @@
-"""Compares a model with one that its class made again, which was never called."""
+"""Compares a model with a copy that its class built and that was never called."""
 
 import types
 from typing import Any
@@ -13,13 +13,13 @@ from tftpu.blocks.structure import describe_value
 def find_difference(copy: keras.Layer, layer: keras.Layer, place: str = "it") -> str | None:
     """Returns the first place in which a layer differs from its copy; None: they are alike.
 
-    What the first call made is left out: the copy lacks it. Keras's own layers are compared by
-    their configs, and others by the attributes that the copy has.
+    State that the first call creates is ignored, because the copy lacks it. Keras's own layers are
+    compared by their configs, and others by the attributes that the copy has.
 
     Args:
         copy: the copy, which was not called.
         layer: the layer, or model.
-        place: how the layer is called.
+        place: the name of the layer in the result.
     """
     if type(copy) is not type(layer) or copy.trainable != layer.trainable:
         return place
@@ -52,9 +52,9 @@ def is_of_keras(kind: Any) -> bool:
 
 
 def _simplify(config: Any) -> Any:
-    """Returns a config of one of Keras's layers without names, and what the first call changes.
+    """Returns a Keras layer's config without names and without changes by the first call.
 
-    That is the shape that an inner layer was built for, and an axis that becomes a list.
+    The first call adds the shape that an inner layer is built for, and turns an axis into a list.
     """
     if isinstance(config, dict):
         left = {key: value for key, value in config.items() if key not in ("name", "build_config")}
@@ -66,7 +66,7 @@ def _simplify(config: Any) -> Any:
 
 
 def _list_operations(model: keras.Model) -> list[Any]:
-    """Returns the layers of a graph or a sequence, and the classes of its other operations."""
+    """Returns the layers of a functional or sequential model, and classes of other operations."""
     if isinstance(model, keras.Sequential):  # it has no graph before its first call
         return model.layers
     found: Any = model
@@ -74,7 +74,7 @@ def _list_operations(model: keras.Model) -> list[Any]:
 
 
 def _compare(copy: Any, value: Any, place: str) -> str | None:
-    """Returns the first place in which a value differs from that of a copy, or None."""
+    """Returns the first place in which a value differs from the copy's; None if they are alike."""
     if isinstance(copy, keras.Layer) and isinstance(value, keras.Layer):
         return find_difference(copy, value, place)
     if isinstance(copy, keras.Variable) and isinstance(value, keras.Variable):
@@ -95,7 +95,7 @@ def _compare(copy: Any, value: Any, place: str) -> str | None:
 
 def _describe(value: Any) -> Any:
     """Returns something that is equal for values that mean the same."""
-    if isinstance(value, types.FunctionType):  # one that a constructor made is new each time
+    if isinstance(value, types.FunctionType):  # a constructor may define it anew in each call
         held = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
         return value.__code__, held
     if keras.ops.is_tensor(value) or isinstance(value, np.generic):

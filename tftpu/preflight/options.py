@@ -26,24 +26,24 @@ class PreflightOptions:
         train: options of the trainer. The step depends on `gradient_accumulation_steps`,
             `global_clipnorm` and `ema_momentum`.
         precision: dtype policy under which a function builds the model, as for
-            `tftpu.set_precision`, whose "auto" is bfloat16 on a TPU; None: Keras's current policy.
-        engine: name of the engine whose step is compiled, as for `tftpu.connect`: "auto" is the one
-            that a run with this mesh takes.
+            `tftpu.set_precision`; "auto" is mixed_bfloat16; None: Keras's current policy.
+        engine: name of the engine whose step is compiled, as for `tftpu.connect`; "auto" chooses
+            the engine that a run with this mesh would use.
         mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
             of different sizes can be compared.
         compiler_options: XLA's options for the JAX engine's step, as for `tftpu.connect`.
-        objectives: returns the objectives of a model that `model_fn` built, for a step with loss
-            functions of your own; None: the model is compiled with its loss.
+        objectives: returns the objectives of a model that the given function built, for a step with
+            custom loss functions; None: the model is compiled with a loss.
         steps: steps of the run; None leaves out the time and cost of the run.
         examples_per_epoch: examples in an epoch; None leaves out the cost of an epoch.
         prices: US dollars per chip-hour by generation; they replace the list prices.
         validate: called with the number of replicas of each slice; raises `UserError` if the run
             cannot use that many.
-        batch_unit: examples per core that a batch is a multiple of, such as those that share batch
-            statistics; None: any number. The search for a batch that fits then tries multiples of
-            8, which fill the tiles of a TPU's memory, and smaller steps where those are too coarse.
-        recomputing: builds the same model with another value of `model.remat`; None if there is no
-            such model.
+        batch_unit: number of examples of which the per-core batch must be a multiple, such as the
+            number that share batch statistics. None: any; the search for a batch that fits then
+            tries multiples of 8, which fill the tiles of a TPU's memory, or of less if necessary.
+        recomputing: builds the same model with a given value of its config's `model.remat`; None if
+            the config has no such field, or if it is in use.
         time_limit: seconds that one compilation may take.
         verbose: whether to show what the compiler writes to standard error.
     """

@@ -1,4 +1,4 @@
-"""The numbers in the plots of a compiled step: memory, roofline and exchange."""
+"""The data of the plots of a compiled step: memory, roofline and collectives."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ class LoopPlace:
     """A loop in a memory curve.
 
     Attributes:
-        first, last: the points of the curve that are in its body.
+        first, last: indices of the curve's first and last points in the loop's body.
         times: its trip count, None if the program does not show it.
     """
 
@@ -41,10 +41,10 @@ class MemoryCurve:
     Attributes:
         instructions: number of instructions; those in the body of a loop count once.
         base: bytes in use throughout: arguments, outputs with their own memory, and code.
-        held: the parts of `base` that do not depend on the batch: weights, optimizer, averages.
+        held: bytes of the parts of `base` that do not depend on the batch, such as the weights.
         bytes: most bytes in use, `base` included, in each of at most 200 equal parts of the
             program.
-        layers: the layer at work where that is so, for each part.
+        layers: the layer that runs where most bytes are in use, for each of these parts.
         arrays: the largest arrays at the peak that are not in `base`.
         loops: the outermost loops.
     """
@@ -59,7 +59,7 @@ class MemoryCurve:
 
     @property
     def peak(self) -> int:
-        """The point of the curve with the most bytes in use."""
+        """The index of the point of the curve with the most bytes in use."""
         return self.bytes.index(max(self.bytes))
 
 
@@ -108,7 +108,7 @@ class Exchange:
 
 @dataclasses.dataclass
 class Plots:
-    """The numbers in the plots of a step on one slice.
+    """The data of the plots of a step on one slice.
 
     Attributes:
         memory: HBM in use over the instructions.
@@ -126,7 +126,7 @@ def build_plots(step: LoweredStep, compiled: Compiled, cost: Cost, target: Slice
 
     Args:
         step: the step before compilation.
-        compiled: the step after compilation; its text can be read.
+        compiled: the step after compilation; its `text` must not be empty.
         cost: its cost.
         target: the slice that it was compiled for.
     """
@@ -179,7 +179,7 @@ def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
 
 
 def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
-    """Returns the layer of an instruction; free instructions have no price."""
+    """Returns the layer of an instruction, also of a free one, which is not in `layers`."""
     return layers.get(instruction.name) or step.find_layer_path(instruction.op_name) or "(no layer)"
 
 
@@ -214,7 +214,7 @@ def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]
         if collectives.is_end(instruction, within):
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
-        elif key not in running:  # if it is running, other instructions work meanwhile
+        elif key not in running:  # a running one was counted at its start
             opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times

@@ -1,6 +1,6 @@
-"""Builds a compiled Keras model again, for a check of it on other devices.
+"""Builds a copy of a compiled Keras model, for a check of it on other devices.
 
-A copy that could differ from the model is refused: its price would be that of another step.
+A copy that may differ from the model is an error, because the check would price another step.
 """
 
 import copy
@@ -23,15 +23,15 @@ _COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
 
 
 def build_function(model: keras.Model) -> Callable[[], keras.Model]:
-    """Returns a function that builds and compiles a model like another one.
+    """Returns a function that builds and compiles a copy of a model.
 
-    It is built from its config; or by its class, if the config lacks the arguments of that.
+    It uses the model's config, or its class if the config lacks the constructor's arguments.
 
     Args:
         model: the compiled model.
 
     Raises:
-        UserError: the model is not compiled, or does not describe itself.
+        UserError: the model is not compiled, or cannot be built again.
     """
     refuse_uncompiled(model)
     try:
@@ -60,7 +60,7 @@ def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
     def build() -> keras.Model:
         with keras.saving.custom_object_scope(objects):
             built = type(model)(**arguments) if by_class else _deserialize(config)
-            if _has_own_compile(type(model)):  # as KerasHub's tasks, which Keras does not compile
+            if _has_own_compile(type(model)):  # Keras does not compile it, as for KerasHub's tasks
                 keras.Model.compile(built, **_deserialize(compiled))
             elif by_class:
                 built.compile_from_config(copy.deepcopy(compiled))
@@ -70,7 +70,7 @@ def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
 
 
 def _deserialize(config: Any) -> Any:
-    # A copy, since Keras takes the parts of a functional model out of the config that it reads.
+    # A copy, because Keras removes the layers of a functional model from the config that it reads.
     return keras.saving.deserialize_keras_object(copy.deepcopy(config), safe_mode=False)
 
 
@@ -82,15 +82,13 @@ def _refuse_lost_arguments(model: keras.Model, described: Sequence[keras.Layer])
     kind = type(model)
     more = [one for one in _list_parameters(kind.compile) if one not in _COMPILED]
     if more and _has_own_compile(kind) and kind.train_step is not keras.Model.train_step:
-        raise UserError(
-            f"Keras does not keep what {kind.__name__}.compile() was given as {', '.join(more)}"
-        )
+        raise UserError(f"Keras loses arguments of {kind.__name__}.compile(): {', '.join(more)}")
 
 
 def _loses_arguments(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer lacks the arguments of its constructor.
 
-    Of a subclass of `keras.Model`, `get_config` gives the defaults in their place (Keras 3.15.1).
+    For a subclass of `keras.Model`, `get_config` returns defaults instead (Keras 3.15.1).
     """
     kind = type(layer)
     if not isinstance(layer, keras.Model) or not is_of_keras(kind.get_config):
@@ -99,7 +97,7 @@ def _loses_arguments(layer: keras.Layer) -> bool:
 
 
 def _list_parameters(method: Callable[..., Any]) -> list[str]:
-    """Returns the parameters of a method, apart from `self`; `_KEYWORDS` for any keywords."""
+    """Returns the parameters of a method except `self`; `_KEYWORDS` stands for `**kwargs`."""
     _, *given = inspect.signature(method).parameters.values()
     return [_KEYWORDS if one.kind is one.VAR_KEYWORD else one.name for one in given]
 
@@ -110,21 +108,21 @@ def _name_parameters(layer: keras.Layer) -> list[str]:
 
 def _describe_loss(layer: keras.Layer, names: Sequence[str]) -> str:
     return (
-        f"Keras does not keep what {type(layer).__name__}() was given as {', '.join(names)}, "
-        "unless get_config() returns it"
+        f"Keras loses arguments of {type(layer).__name__}(): {', '.join(names)}, "
+        "unless get_config() returns them"
     )
 
 
 def _find_arguments(model: keras.Model) -> dict[str, Any]:
-    """Returns the arguments of a model's class, which it has to keep under their own names.
+    """Returns a model's constructor arguments, which it must keep as attributes of these names.
 
     Raises:
-        UserError: it does not, or what they make is another model.
+        UserError: the model lacks such an attribute, or these arguments build another model.
     """
     kept = {name: vars(model).get(name, ...) for name in _name_parameters(model)}
     if lost := [name for name, value in kept.items() if not _is_plain(value)]:
         missing = [name for name in lost if kept[name] is ...]
-        hint = f", or it is kept as self.{missing[0]}" if missing == lost else ""
+        hint = f", or the class keeps them, as in self.{missing[0]}" if missing == lost else ""
         raise UserError(_describe_loss(model, lost) + hint)
     copy = type(model)(**kept)
     if place := find_difference(copy, model):
@@ -143,7 +141,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_own_compile(kind: type) -> bool:
-    """Returns whether Keras leaves it to the class to compile a copy, and it does not."""
+    """Returns whether a class has its own `compile`, which Keras does not call for a copy."""
     own = kind.compile is not keras.Model.compile
     return own and kind.compile_from_config is keras.Model.compile_from_config
 
@@ -151,7 +149,7 @@ def _has_own_compile(kind: type) -> bool:
 def _list_own_objects(model: keras.Model) -> dict[str, Any]:
     """Returns the classes and functions of a model that are not Keras's, by their names.
 
-    Those that share a name with another are left out, as their config does not tell them apart.
+    Those that share a name are left out, because a config cannot distinguish them.
     """
     layers = [model, *keras_internals.list_layers(model)]
     losses = [loss for loss in keras.tree.flatten(model.loss) if not isinstance(loss, str)]
@@ -163,7 +161,7 @@ def _list_own_objects(model: keras.Model) -> dict[str, Any]:
 
 
 def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
-    """Raises `UserError` if a copy has other weights, or before it is built other layers."""
+    """Raises `UserError` if a copy has other weights, or, before it is built, other layers."""
     both = built, model
     if built.built and model.built:
         weights = [[(tuple(v.shape), v.trainable) for v in one.weights] for one in both]
@@ -172,7 +170,7 @@ def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
         return
     layers = [keras_internals.list_layers(one) for one in both]
     known = [[(type(o), o.trainable, o.dtype_policy.name) for o in some] for some in layers]
-    # A config may leave layers to the first call; those of a class were compared.
+    # The first call may add layers; `_find_arguments` has compared the layers of subclasses.
     if len(known[0]) == len(known[1]) and known[0] != known[1]:
         raise UserError("a copy has other layers, dtypes or frozen layers")
     if any(layer.trainable and keras_internals.has_frozen(layer) for layer in layers[1]):

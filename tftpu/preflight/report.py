@@ -24,7 +24,7 @@ _SHORT = (
     "Steps well below a millisecond are mostly overhead on a TPU, which is not modelled: they may "
     "take longer than their range says."
 )
-WIDTH = 160  # columns of what is not printed to a terminal, which fit whole tables
+WIDTH = 160  # characters of a line outside of a terminal, where whole tables fit
 
 
 @dataclasses.dataclass
@@ -33,8 +33,8 @@ class Report:
 
     Attributes:
         global_batch_size: examples per step.
-        precision: dtype policy of the model; of several, such as "bfloat16 and float32".
-        steps: steps of the run, None if its cost was not asked for.
+        precision: dtype policy of the model; several are joined, as in "bfloat16 and float32".
+        steps: steps of the run; None if they were not given.
         slices: one report per slice, in the order in which they were given.
         version: the version of tftpu that made the report.
         settings: a digest of the config's model, batch and precision; "" if there was no config.
@@ -101,7 +101,7 @@ class Report:
         return [item for item in self.slices if item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
-        """Returns whether a slice is the cheapest or the fastest of several."""
+        """Returns "cheapest", "fastest", both or "": the remark on one of several slices."""
         if len(self._list_priced()) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))
@@ -116,14 +116,14 @@ class Report:
         return f"Preflight: global batch {batch}, {self._format_precision()}{size}{run}"
 
     def _format_precision(self) -> str:
-        """Returns the precision; of a mixed one, what is kept and computed in which."""
+        """Returns the precision; for a mixed one, with the dtypes of weights and computation."""
         computed = self.precision.removeprefix("mixed_")
         if computed == self.precision:
             return self.precision
         return f"{self.precision} (weights float32, computed in {computed})"
 
     def _translate_flags(self) -> list[str]:
-        """Returns how a check from Python sets the flags of configs that would help."""
+        """Returns lines that translate the advised --config flags into Python options."""
         advice = dict.fromkeys(text for item in self.slices for text in item.advice)
         found = (
             _translate(text)
@@ -134,7 +134,7 @@ class Report:
         return ["", *lines] if lines else []
 
     def evidence(self) -> list[str]:
-        """Returns lines about the sources of the figures, and about flags in Python."""
+        """Returns lines about the sources of the figures, and about options in Python."""
         lines = [] if self.settings else self._translate_flags()
         compiled = [item for item in self.slices if item.was_compiled]
         if not compiled:
@@ -142,8 +142,8 @@ class Report:
         lines += [
             "",
             "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            "fitted to published times. The ranges are as wide as predictions were off for models "
-            "that the fit did not know. Published times to compare with are for "
+            "fitted to published times. The ranges are as wide as the errors of predictions for "
+            "models that the fit left out. Published times to compare with are for "
             f"{_describe_bases(compiled)}. Time and cost are those of the steps alone, without "
             "start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),
@@ -160,7 +160,7 @@ class Report:
 
 
 def _translate(advice: str) -> str:
-    """Returns how Python sets the flags of a config that are in an advice; "" if none are."""
+    """Translates the --config flags in a line of advice into Python options; "" without flags."""
     found = re.findall(r"--config\.(cluster|train)\.(\w+)=([\w:,-]*\w)", advice)
     flags = " ".join(f"--config.{group}.{name}={value}" for group, name, value in found)
     fields: dict[str, list[str]] = {"cluster": [], "train": []}
@@ -175,7 +175,7 @@ def _translate(advice: str) -> str:
 
 
 def _describe_bases(compiled: list[SliceReport]) -> str:
-    """Returns on what the ranges of slices are based: "v6e: 2 train steps of 2 models"."""
+    """Returns the published times behind the ranges: "v6e: 2 train steps of 2 models"."""
     found = []
     for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
         basis = BASES[name]
@@ -186,7 +186,7 @@ def _describe_bases(compiled: list[SliceReport]) -> str:
 
 
 def _list_rows(table: Table, console: Console) -> list[Table] | list[str]:
-    """Returns what to print of a table: for a file, its rows without blanks at their ends."""
+    """Returns the table for a terminal; for a file, its rows without trailing spaces."""
     if console.is_terminal or console.is_jupyter:
         return [table]
     with console.capture() as captured:

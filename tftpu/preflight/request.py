@@ -26,7 +26,7 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
     """Returns the slices with the given names, each once.
 
     Raises:
-        UserError: there is none, or one of them does not exist.
+        UserError: no slice is given, or one of them does not exist.
     """
     given: list[Any] = [None]
     if isinstance(names, Iterable) and not isinstance(names, str):
@@ -57,7 +57,7 @@ def _refuse_parameters(model_fn: Any) -> None:
     """Raises `UserError` if a function cannot be called without arguments."""
     try:
         signature = inspect.signature(model_fn)
-    except ValueError:  # some functions of C have none
+    except ValueError:  # some functions written in C have no signature
         return
     try:
         signature.bind()
@@ -91,7 +91,7 @@ def refuse_batch_argument(batch: Any) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Raises `UserError` unless a function has returned a model."""
+    """Raises `UserError` unless the value that a function returned is a Keras model."""
     if not isinstance(model, keras.Model):
         raise UserError(
             f"model_fn returned {'None' if model is None else f'a {type(model).__name__}'}: it "
@@ -104,7 +104,7 @@ def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
 
     Args:
         batch_spec: the global batch.
-        options: the options with or without objectives, whose functions take any nest.
+        options: the options; with objectives, the batch may be any nest.
     """
     specs = keras.tree.flatten(batch_spec)
     for spec in specs:
@@ -129,7 +129,7 @@ def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
 
 
 def refuse_options(options: PreflightOptions) -> None:
-    """Raises `UserError` for options that have no meaning."""
+    """Raises `UserError` for invalid options."""
     if not isinstance(options, PreflightOptions):
         train = "train=..." if isinstance(options, TrainConfig) else "..."
         raise UserError(

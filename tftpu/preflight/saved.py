@@ -11,7 +11,7 @@ from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
 
-_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of the figures of any step, apart from 0
+_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of all figures except 0
 
 
 def read_report(path: str) -> Report:
@@ -27,7 +27,7 @@ def read_report(path: str) -> Report:
         raise UserError(f"There is no report {path}.")
     try:
         record = json.loads(side_files.read_content(path).decode())
-        json.dumps(record, ensure_ascii=False).encode()  # half a character cannot be printed
+        json.dumps(record, ensure_ascii=False).encode()  # raises for text that cannot be printed
     except OSError as error:
         raise UserError(f"The report {path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def read_report(path: str) -> Report:
             f"{path} was written by {found}, but this is {__version__}, whose predictions may "
             "differ. Run tftpu preflight again for that config."
         )
-    record.setdefault("settings", "")  # an older one has none
+    record.setdefault("settings", "")  # an older report has none
     try:
         report: Report = _build_value(read_type(Report), record, "the report")
         if not report.global_batch_size:
@@ -58,12 +58,12 @@ def read_report(path: str) -> Report:
 
 
 def _build_value(kind: FieldType, value: Any, where: str) -> Any:
-    """Returns a value of JSON as its declared type; raises ValueError if it has another.
+    """Converts a JSON value to its declared type; raises ValueError if it does not match.
 
     Args:
         kind: a dataclass, a list or dictionary of them, a plain type, or one of these or None.
         value: from JSON.
-        where: its place, for the error.
+        where: its path in the report, for the error message.
     """
     if kind.container is Union:
         if value is None:

@@ -16,10 +16,10 @@ def simulated_slice(name: str) -> "TensorFlowEngine":
     assigned in replica context, an op of the host, a dynamic shape, a string.
 
     Args:
-        name: as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; always on one host.
+        name: the slice as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; always on one host.
 
     Raises:
-        UserError: not the name of a slice, or of a size that is not sold.
+        UserError: there is no slice of this name, or none of this size.
     """
     import tensorflow as tf
 
@@ -35,7 +35,7 @@ _Device = collections.namedtuple("_Device", "name device_type")
 class _SimulatedResolver:
     """A stand-in for the TPUClusterResolver that TPUStrategy queries, for one host.
 
-    Private interface of TensorFlow: tried with 2.19 to 2.21.
+    It serves a private interface of TensorFlow, tested with 2.19 to 2.21.
     """
 
     tpu_hardware_feature = None

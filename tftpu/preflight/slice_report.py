@@ -12,7 +12,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
-_LARGE = 0.25  # share of a device's memory; a state above it is worth dividing
+_LARGE = 0.25  # share of a device's memory; a state above it is worth sharding
 ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
 
 
@@ -46,25 +46,25 @@ class SliceReport:
         slice: name of the slice.
         replicas: number of devices that share the global batch.
         per_core_batch: examples per replica and step.
-        parameters: the parameters of the model, and `trained_parameters` those that are trained.
-        compiles: whether the step can be compiled for this slice, apart from its memory; if not,
-            `error` says why.
-        undecided: whether there is no answer, as the time was over, or the compiler crashed.
+        parameters: number of parameters of the model; `trained_parameters`: of the trained ones.
+        compiles: whether the step can be compiled for this slice, even if it needs too much memory;
+            if not, `error` says why.
+        undecided: whether there is no answer: the time limit passed, or the compiler crashed.
         fits: whether the step compiled within the memory.
         error: the compiler's error message, or why the run cannot use this slice.
         compile_seconds: duration of the compilation.
-        mesh: axes and sizes of the mesh of devices; "": each holds the whole model.
+        mesh: axes and sizes of the mesh of devices; "" if each device holds the whole model.
         compiler_options: XLA's options that were set, by name; a run sets the same.
         hbm_bytes: bytes of HBM that the step needs: arguments + outputs - aliased + temporaries +
             code.
         hbm_limit_bytes: bytes of HBM that a program may use.
-        hbm: the parts of `hbm_bytes`; those of the state if the step was not compiled.
+        hbm: bytes of the parts of `hbm_bytes`; parts of the state if the step was not compiled.
         host_bytes: bytes that the program of a device keeps in its host's memory.
         host_limit_bytes: bytes of its host's memory for each device; None if it is not known.
         largest_tensors: the largest arrays in HBM.
-        largest_per_core_batch: if the step does not fit, nor any change that keeps the update, the
-            largest per-core batch that does; 0 if none does.
-        smallest_failing_batch: likewise the smallest per-core batch that does not.
+        largest_per_core_batch: if neither the step nor a change that keeps the update fits, the
+            largest per-core batch that fits; 0 if none does.
+        smallest_failing_batch: likewise the smallest tried per-core batch that does not fit.
         step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
         roofline_ms: time at peak FLOP/s or peak bandwidth, whichever is longer. No program is
             faster.
@@ -86,7 +86,7 @@ class SliceReport:
         top_instructions: the instructions that take the longest.
         lints: findings that make the step slow.
         advice: if the step does not fit, changes that help.
-        plots: what a page draws: memory over the instructions, roofline, exchange.
+        plots: the data of the plots on a page: memory curve, roofline and collectives.
     """
 
     slice: str
@@ -141,7 +141,7 @@ class SliceReport:
 
     @property
     def is_arithmetic(self) -> bool:
-        """The kind of verdict: true if the state alone is too large, and nothing was compiled."""
+        """True if the state alone is too large, so the step was not compiled."""
         return "weights" in self.hbm
 
     @property
@@ -151,12 +151,12 @@ class SliceReport:
 
     @property
     def was_compiled(self) -> bool:
-        """True if the slice was compiled, not refused for the run or the size of the state."""
+        """True if the step was compiled for the slice, not ruled out before that."""
         return (self.compiles or self.undecided) and not self.is_arithmetic
 
 
 def summarize(report: SliceReport) -> str:
-    """Returns a report in a line, such as "v5p-16: fits, 17.6 GiB, 835 ms per step"."""
+    """Returns a one-line summary, such as "v5p-16: fits, 17.6 GiB, 835 ms per step"."""
     if not report.fits:
         held = f", {format_size(report.hbm_bytes)} needed" if report.hbm_bytes else ""
         known = report.compiles or report.undecided
@@ -179,7 +179,7 @@ def format_step(seconds: float, usd_per_1000_steps: float | None) -> str:
 
 
 def describe_parameters(item: SliceReport) -> str:
-    """Returns the number of parameters, with that of the trained ones if it is another."""
+    """Returns the number of parameters, and the number of trained ones if it differs."""
     count, trained = item.parameters or 0, item.trained_parameters
     text = counted(count, "parameter")
     return text if trained in (None, count) else f"{text} ({trained:,} trained)"
@@ -238,14 +238,14 @@ def fill(
 
 
 def describe_host_excess(held: int, target: Slice) -> str:
-    """Returns why a step does not run whose programs keep too much in a host's memory.
+    """Returns an error message: the step's programs keep too much in a host's memory.
 
     Args:
-        held: the bytes of a device's program.
+        held: the bytes that the program of one device keeps there.
         target: the slice, for whose hosts the memory is known.
     """
     return (
-        f"It keeps {format_size(held)} of each device in its host's memory, but a host of "
+        f"It needs {format_size(held)} of the host's memory for each device, but a host of "
         f"{target.generation.name} has {format_size(target.host_limit or 0)} for a device."
     )
 
@@ -265,8 +265,8 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
     read = memory.arguments / target.bytes_per_s
     report.roofline_ms = 1e3 * max(model_flops / target.flops_per_s, read)
     report.lints = [
-        "The program compiled, and this version of jaxlib cannot read it: its time is not priced. "
-        "The roofline is that of the model's products and of reading the arguments once."
+        "The program compiled, but this version of jaxlib cannot read it: its time is not known. "
+        "The roofline counts only the model's matrix products and one read of the arguments."
     ]
 
 
@@ -275,7 +275,7 @@ def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
 
     Args:
         report: the report of a step that was not compiled, changed in place.
-        held: the bytes that a device would hold.
+        held: bytes of the state that each device would hold.
         target: the slice.
     """
     report.compiles, report.largest_per_core_batch = True, 0
@@ -288,7 +288,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
 
     Args:
         report: the report of the slice, which has its mesh.
-        held: the bytes that a device holds.
+        held: bytes of the state on each device.
         target: the slice.
     """
     room = ROOM * target.generation.hbm_limit
@@ -300,7 +300,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
         found.append("An optimizer with less state would help: Lion, Adafactor or SGD.")
     if held.optimizer > held.weights / 2 and held.weights < room:
         found.append(
-            "LoRA (--config.model.lora=16) leaves hardly any optimizer's state: the weights take "
+            "LoRA (--config.model.lora=16) needs hardly any optimizer state: the weights take "
             f"{format_size(held.weights)}."
         )
     more = _find_more_devices(held.total * divided, target)
@@ -324,7 +324,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
 
 
 def suggest_dividing(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
-    """Returns how to divide the state that each device holds now; nothing if a mesh divides it.
+    """Returns advice to shard a state that each device holds in full; [] if a mesh shards it.
 
     Args: as for `suggest_for_state`.
     """
@@ -338,7 +338,7 @@ def suggest_dividing(report: SliceReport, held: StateBytes, target: Slice) -> li
 
 
 def describe_undivided(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
-    """Returns that each device holds a large state, and how to divide it; nothing if it does not.
+    """Returns advice on a large state that each device holds in full; [] if there is none.
 
     Args: as for `suggest_for_state`.
     """
@@ -349,7 +349,7 @@ def describe_undivided(report: SliceReport, held: StateBytes, target: Slice) -> 
 
 
 def describe_state(held: StateBytes) -> str:
-    """Returns what the state takes of a device."""
+    """Returns a sentence with the size of the state on each device."""
     return f"Weights and optimizer's state take {format_size(held.total)} of each device."
 
 
@@ -357,7 +357,7 @@ def count_parts(mesh: str, devices: int) -> int:
     """Returns the number of devices that a mesh divides a model among; 1 for no mesh, "".
 
     Args:
-        mesh: all of its sizes, as in `SliceReport.mesh`.
+        mesh: its axes and sizes, as in `SliceReport.mesh`.
         devices: number of devices.
     """
     return devices // parse_mesh(mesh).get(DATA, 1) if mesh else 1

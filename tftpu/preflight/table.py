@@ -99,7 +99,7 @@ def _describe_memory(item: SliceReport) -> list[str]:
         devices = target.chips_per_host * target.generation.cores
         lines.append(
             f"  memory of the host: {format_size(item.host_bytes)} for each core, "
-            f"{format_size(devices * item.host_bytes)} for those of one host"
+            f"{format_size(devices * item.host_bytes)} for all cores of a host"
         )
     largest = "; ".join(_format_tensor(t) for t in item.largest_tensors[:3])
     return [*lines, f"  largest: {largest}"] if largest else lines
@@ -168,7 +168,7 @@ def _describe_misfit(item: SliceReport) -> list[str]:
         return [f"  Does not fit: {item.error}"]
     over = item.hbm_bytes - item.hbm_limit_bytes
     # The compiler may report less than the step needs, because it counts only its temporaries.
-    more = f", {format_size(over)} more than the" if over > 0 else " or more, and cannot use the"
+    more = f", {format_size(over)} more than the" if over > 0 else " or more, beyond the"
     lines = [
         f"  Does not fit: it needs {format_size(item.hbm_bytes)}{more} "
         f"{format_size(item.hbm_limit_bytes)} available.",

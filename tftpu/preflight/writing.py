@@ -1,4 +1,4 @@
-"""The time and the dollars that a language model needs to write text on TPU slices."""
+"""Predicts the time and cost of generating text with a language model on TPU slices."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ class WritingReport:
     """The report for one slice whose devices each hold the model and write their own texts.
 
     Attributes:
-        slice: its name.
+        slice: name of the slice.
         rows: texts that a device writes at once.
-        context: tokens of a text that it has room for, all of which are read for each token.
-        hbm_bytes: what a device needs.
-        hbm_limit_bytes: what it has.
-        error: why it cannot run; "" if it can.
-        token_ms: predicted time of a token of every row; `token_ms_low` and `token_ms_high` are the
-            ends of its range. None if it is not known.
+        context: tokens of the model's context; the time is that of a text of this length.
+        hbm_bytes: bytes of HBM that a device needs; 0 if not known.
+        hbm_limit_bytes: bytes of HBM that a program may use.
+        error: why the loop cannot run; "" if it can.
+        token_ms: predicted milliseconds to write one token of every row; `token_ms_low` and
+            `token_ms_high` are the ends of its range. None if it is not known.
         tokens_per_second: the tokens that all devices write in a second.
         usd_per_million: US dollars for a million tokens.
     """
@@ -62,10 +62,10 @@ def check_writing(
     time_limit: float = TIME_LIMIT,
     verbose: bool = False,
 ) -> list[WritingReport]:
-    """Compiles the loop in which a language model writes, for TPU slices, without a TPU.
+    """Compiles a language model's generation loop for TPU slices, on a machine without a TPU.
 
-    The loop is that of `tftpu.generate`, near the end of the model's context: a
-    token costs as much as all others.
+    The loop is that of `tftpu.generate`, for the last tokens of the model's context. Each of them
+    costs the same, and none costs more.
 
     Args:
         model_fn: returns a newly built model that predicts the next token.
@@ -119,7 +119,7 @@ def _explain_misfit(compiled: Compiled) -> str:
 def _fill(
     report: WritingReport, seconds: list[float], target: Slice, prices: dict[str, float] | None
 ) -> None:
-    """Adds the results of the predicted seconds of a token, and of their range, to a report."""
+    """Adds times, rates and prices to a report, given [predicted, low, high] seconds per token."""
     generation = target.generation
     report.token_ms, report.token_ms_low, report.token_ms_high = (1e3 * time for time in seconds)
     report.tokens_per_second = target.replicas * report.rows / seconds[0]

@@ -49,8 +49,8 @@ class Clock:
     """A clock that assigns every second of a process to one part, and measures throughput.
 
     The parts sum to the wall time by construction: one of them is always current. Throughput
-    counts device loops only: the first one, which compiles, evaluations, checkpoints and profiled
-    steps are left out; waiting for the input is not.
+    covers device loops, including their wait for input. The first loop, which compiles, profiled
+    steps, evaluations and checkpoints are left out.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Clock:
             self.turn_to(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Moves seconds from one part to another, because their cause was unknown before."""
+        """Moves up to `seconds` from one part to another, once their real cause is known."""
         with self._lock:
             seconds = min(seconds, self._seconds[source])
             self._seconds[source] -= seconds
@@ -104,7 +104,7 @@ class Clock:
             return dict(self._seconds)
 
     def measure_wall(self) -> float:
-        """Returns the seconds since the process, or the clock, started."""
+        """Returns the seconds of all parts so far; time that belongs to no part is left out."""
         return sum(self.sum_seconds().values())
 
     def count(self, examples: int, seconds: float) -> None:
@@ -137,7 +137,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Facts:
-    """The progress of a run; a number that is not known yet is None.
+    """The progress of a run; a value that is not known yet is None.
 
     Attributes:
         step: steps trained.
@@ -160,8 +160,8 @@ class Facts:
     usd: float | None = None
 
 
-# The longest gap between two processes, in seconds, that is believed if it comes only from clocks
-# that people can set.
+# The longest gap between two processes, in seconds, that counts as lost time if only clocks that
+# people can set measured it.
 _LONGEST_GAP = 30 * 86_400.0
 
 
@@ -171,19 +171,19 @@ class Record:
 
     Attributes:
         state: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
-        process: the process that wrote it.
+        process: id of the process that wrote the record.
         host: the name of its machine.
         started: when the run started first, in seconds since the epoch.
-        updated: when this was written.
-        boot: identifies the machine since its last start; "" if unknown.
-        uptime: seconds from that start until this was written, by a clock that nobody sets.
+        updated: when the record was written, in seconds since the epoch.
+        boot: the machine's boot id, which changes when it restarts; "" if unknown.
+        uptime: the machine's uptime at `updated`, in seconds, from a clock that cannot be set.
         restarts: how many times the run resumed; processes that trained no step do not count.
-        repeated_steps: steps trained more than once, because their checkpoint was older.
+        repeated_steps: steps trained again, because the run resumed from an older checkpoint.
         wall_seconds: the seconds that all processes ran, and those lost between them.
         goodput: the share of the wall time spent in steps that were not repeated.
         seconds: the seconds of each part.
         facts: the progress of the run.
-        current: the part of the time that passed when this was written; "" if unknown.
+        current: the part that time was assigned to at `updated`; "" for no part, or if unknown.
     """
 
     state: str
@@ -209,7 +209,7 @@ class Record:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Record":
-        """Returns the record of an object that has `_FIELDS`; other values may be damaged."""
+        """Builds a record from a JSON object that has `_FIELDS`; other values may be damaged."""
         facts: dict[str, Any] = {f.name: _parse_number(record.get(f.name)) for f in fields(Facts)}
         for name in ("step", "steps", "global_batch_size", "chips"):
             facts[name] = facts[name] if facts[name] is None else int(facts[name])
@@ -233,7 +233,7 @@ class Record:
 
 
 class Account:
-    """The account of a workdir, over all processes that ran in it.
+    """The time account of a workdir, over all processes that trained in it.
 
     Args:
         workdir: local or `gs://`; None: nothing is written.
@@ -262,7 +262,7 @@ class Account:
             self._lost = _measure_gap(earlier, clock.measure_wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self._earlier_restarts = earlier.restarts if earlier else 0
-        # A process that trains no step, as of a run that is finished, keeps what is known.
+        # A process that trains no step, such as one that resumes a finished run, keeps the facts.
         self.facts = self._earlier_facts = earlier.facts if earlier else Facts()
         self.repeated_steps = earlier.repeated_steps if earlier else 0
         self.reached = self.facts.step or 0
@@ -274,13 +274,13 @@ class Account:
         return self._earlier_restarts + (self._resumes and self._trained)
 
     def count_steps(self, before: int, after: int, repeated_until: int) -> None:
-        """Counts the steps from `before` to `after`, of which some may repeat earlier ones."""
+        """Counts the steps from `before` to `after`; those up to `repeated_until` are repeats."""
         self._trained = True
         self.repeated_steps += max(0, min(after, repeated_until) - before)
         self.reached = max(after, self.reached)
 
     def add_earlier(self, seconds: float) -> None:
-        """Adds time of this process from before its clock, such as the imports."""
+        """Adds seconds of this process from before its clock existed, such as its imports."""
         self.clock.add_earlier(seconds)
         self._lost = max(0.0, self._lost - seconds)
         if not self.continues:
@@ -299,7 +299,7 @@ class Account:
 
         Args:
             state: the state of the run: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
-            facts: its progress.
+            facts: the progress of the run.
         """
         with self._lock:
             known = self._trained or state == RUNNING
@@ -417,7 +417,7 @@ def compute_share(seconds: Mapping[str, float], part: str) -> float:
 
 
 def format_table(seconds: Mapping[str, float]) -> list[str]:
-    """Formats the parts as lines, the largest first; of those without time, only the step."""
+    """Formats the parts as lines, the largest first; only the step is shown without time."""
     rows = sorted(seconds.items(), key=lambda item: -item[1])
     shown = [(part, s) for part, s in rows if s >= 0.05 or part == "step"]
     lines = [

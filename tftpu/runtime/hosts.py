@@ -1,8 +1,8 @@
-"""The place of this process among those that train together, one on each host.
+"""The rank of this process among the processes that train together, one on each host.
 
 TF_CONFIG describes them on both engines, as for TensorFlow's own multi-worker strategy:
 https://www.tensorflow.org/guide/distributed_training. The TensorFlow engine drives all hosts of a
-TPU slice by one process.
+TPU slice from one process.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _SHAPE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker",
 
 @dataclass(frozen=True)
 class Task:
-    """The place of this process among those that train together.
+    """The rank of this process among the processes that train together.
 
     Attributes:
         index: 0 is the chief, which writes the files shared by all.
@@ -47,7 +47,7 @@ class Task:
 
 
 def read_task() -> Task:
-    """Returns the place of this process by TF_CONFIG; a single process if that is not set.
+    """Reads this process's task from TF_CONFIG; that of a single process if it is not set.
 
     Raises:
         UserError: TF_CONFIG cannot be parsed, names tasks other than a chief and workers, or has
@@ -88,7 +88,7 @@ def _is_address(text: str) -> bool:
 
 
 def report_waiting(place: Task, seconds: float) -> None:
-    """Tells the user that this process waits for the others, for at most these seconds."""
+    """Logs a warning that this process waits up to `seconds` for the other hosts."""
     logger.warning(
         "Host %d of %d waits for the other hosts to connect to %s, for at most %.0f s.",
         *(place.index, place.count, place.coordinator, seconds),
@@ -124,7 +124,7 @@ def exit_as_lost(what: str) -> NoReturn:
     """
     with contextlib.suppress(OSError, ValueError):
         print(
-            f"tftpu: {what} Started again on all hosts, the same command resumes from the last "
+            f"tftpu: {what} Run the same command again on all hosts to resume from the last "
             "checkpoint.",
             file=sys.stderr,
             flush=True,

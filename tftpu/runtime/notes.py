@@ -1,4 +1,4 @@
-"""Notes of TensorFlow's C++ code on standard error, which ignore its log level."""
+"""Hides log lines of TensorFlow's C++ code that ignore the log level."""
 
 import contextlib
 import os
@@ -6,16 +6,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# The optimizer of graphs reports an error if it leaves a graph unchanged, which is not a failure.
+# The graph optimizer reports an error if it leaves a graph unchanged, which is not a failure.
 _NOTES = (b"I0000 ", b"before absl::InitializeLog", b" meta_optimizer.cc:")
 
 
 @contextlib.contextmanager
 def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
-    """Hides notes of TensorFlow's C++ code, which ignore the log level; shows the rest.
+    """Hides some lines that TensorFlow's C++ code writes to stderr; prints the rest.
 
     Args:
-        hidden: parts of the lines to leave out.
+        hidden: texts; each line that contains one of them is hidden.
     """
     sys.stderr.flush()
     shown = os.dup(2)

@@ -2,7 +2,7 @@
 
 The training loop sees the notice, saves and stops. The main thread may spend seconds in a device
 loop, where no Python runs, so a separate thread receives the signals and counts the grace period.
-Another one asks the metadata server, since no network may delay a signal.
+Another one polls the metadata server, because the network must not delay a signal.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ _log = logging.getLogger(__name__)
 class PreemptionNotice:
     """A context manager that records a notice to stop in `requested`, for the loop to act on.
 
-    A second signal ends the process at once, but not SIGTERM right after another. So does the end
-    of the grace period, except after Ctrl-C, where nothing else would end the process. Only the
-    main thread receives signals; in other threads, only maintenance events are noticed.
+    A second signal ends the process at once, unless it repeats the first within a moment. So does
+    the end of the grace period, except after Ctrl-C, which announces no shutdown of the machine.
+    Only the main thread receives signals; in other threads, only maintenance events are noticed.
 
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: returns the step of the newest checkpoint, or None, for the last message.
-        noted: called in the listening thread at the notice, as a second signal leaves no time.
+        noted: called in the listening thread at the first notice; a second ends the process.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
@@ -102,7 +102,7 @@ class PreemptionNotice:
     def check_loop_time(self, steps: int, seconds: float) -> None:
         """Warns once if device loops are too long to stop and save within the grace period.
 
-        Only machines of Google Cloud, which has all TPUs, are taken to be preempted.
+        It warns only on machines of Google Cloud, where all TPUs are: others are not preempted.
 
         Args:
             steps: the steps of the last device loop, in which nothing was compiled.
@@ -121,7 +121,7 @@ class PreemptionNotice:
             *(steps, seconds, self._grace, half, half, fitting, fitting),
         )
 
-    # Methods of the thread that asks the metadata server
+    # Methods of the thread that polls the metadata server
 
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
@@ -171,7 +171,7 @@ class PreemptionNotice:
 
     def _run_out(self) -> None:
         saved = self._saved()
-        kept = "There is no checkpoint." if saved is None else f"The newest one is of step {saved}."
+        kept = "There is no checkpoint." if saved is None else f"Newest checkpoint: step {saved}."
         _print_status(
             f"The device loop and the last checkpoint did not finish within {self._grace:.0f} s "
             f"after {self.requested}. {kept} With a lower steps_per_loop, loops finish sooner."

@@ -14,7 +14,7 @@ _FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and at most between t
 
 @contextlib.contextmanager
 def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Calls `report` with the arguments, in a thread, if the block takes longer than that."""
+    """Calls `report(*arguments)` in a thread if the block takes longer than `seconds`."""
     timer = threading.Timer(seconds, report, arguments)
     timer.daemon = True
     timer.start()
@@ -26,13 +26,13 @@ def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any
 
 @contextlib.contextmanager
 def reporting_if_slow(doing: str) -> Iterator[None]:
-    """Prints what the block does if it takes longer than some seconds, and then how long."""
+    """Prints `doing` if the block takes longer than 2 s, and then the elapsed seconds."""
     with reporting_after(_SLOW, report_activity, doing), counting_seconds(doing):
         yield
 
 
 def report_activity(doing: str) -> None:
-    """Prints what a program is doing for some seconds; to stderr, as stdout has its results."""
+    """Prints to stderr what the program is doing; stdout is for its results."""
     print(f"{doing} ...", file=sys.stderr, flush=True)
 
 

@@ -21,8 +21,8 @@ class Watchdog:
     is wrapped in `paused`.
 
     Args:
-        seconds: the time without a beat after which the process ends; must exceed that of an
-            evaluation and of a checkpoint. None: it is never ended.
+        seconds: the time without a beat after which the process ends; must exceed the time
+            of an evaluation and of a checkpoint. None: it is never ended.
     """
 
     def __init__(self, seconds: float | None):

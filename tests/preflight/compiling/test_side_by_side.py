@@ -281,7 +281,7 @@ def test_the_answer_to_each_change_that_is_tried_is_shown_when_it_comes(
     ("slices", "known"),
     [
         (["v3-8", "v5e-8"], "Known before the interruption:\n  v3-8: no\nNot finished: v5e-8."),
-        (["v5e-8"], "Not known yet, but for the estimates above: v5e-8.\n"),
+        (["v5e-8"], "No results yet, except for the estimates above: v5e-8.\n"),
     ],
 )
 def test_an_interrupted_check_says_which_slices_were_finished(slices, known, monkeypatch, capfd):
@@ -430,7 +430,7 @@ def test_a_change_that_fits_is_kept_if_the_other_search_has_no_answer(monkeypatc
     monkeypatch.setattr(changes, "_suggest_accumulation", stop)
     monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (1.0, ["remat"]))
     changes._add_fixes(examiner_of(1 << 20), report, parse_slice("v5e-8"))
-    assert report.advice == ["remat", "Another change has no answer. Late."]
+    assert report.advice == ["remat", "Another change could not be checked. Late."]
     monkeypatch.setattr(changes, "suggest_recomputing", lambda *_: (None, ["not enough"]))
     with pytest.raises(UserError, match=r"Late\."):
         changes._add_fixes(examiner_of(1 << 20), report, parse_slice("v5e-8"))

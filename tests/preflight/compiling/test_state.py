@@ -58,7 +58,7 @@ def test_a_state_that_does_not_fit_is_answered_with_what_would(uncompiled):
     assert "An optimizer with less state would help" in said
     assert "--config.cluster.mesh=fsdp:-1 divides it: 3.38 GiB per device" in said
     assert (
-        "LoRA (--config.model.lora=16) leaves hardly any" in said
+        "LoRA (--config.model.lora=16) needs hardly any" in said
         and "the weights take 9 GiB" in said
     )
     assert "More chips" not in said  # since these eight are enough

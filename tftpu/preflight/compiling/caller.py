@@ -15,10 +15,10 @@ class StoppedError(Exception):
 
 
 class Caller:
-    """The thread that makes this object.
+    """A queue of functions, which run in the thread that created this object.
 
-    Keras and TensorFlow keep settings such as the dtype policy for each thread, and neither traces
-    in two threads at once. So what needs them runs here, whichever thread asks for it.
+    Keras and TensorFlow keep settings such as the dtype policy per thread, and neither traces in
+    two threads at once. All code that needs them therefore runs through this object.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Caller:
         )
 
     def run(self, function: Callable[[], _T]) -> _T:
-        """Runs a function in the thread that made this object, and returns its result."""
+        """Runs a function in the thread that created this object, and returns its result."""
         if threading.get_ident() == self._thread:
             return function()
         answer: Future[_T] = Future()
@@ -41,15 +41,15 @@ class Caller:
         items: Iterable[_Item],
         stop: Callable[[], None],
     ) -> list[_T]:
-        """Returns a function's results for items, in their order; runs each in a thread.
+        """Runs a function on each item in a separate thread; returns the results in order.
 
         Args:
             function: examines one item; it may call `run`.
-            items: one or more.
-            stop: called once if a thread fails, or on Ctrl-C: ends what the others wait for.
+            items: one or more items.
+            stop: called once if a thread fails, or on Ctrl-C; must end what the others wait for.
 
         Raises:
-            Exception: the first that a thread raised; the others have ended by then.
+            Exception: the first exception of a thread; the other threads have ended by then.
         """
         given = list(items)
         pool = ThreadPoolExecutor(len(given), "preflight")

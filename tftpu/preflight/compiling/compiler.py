@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# Text of the error that a kernel exceeds a core's own memory. A smaller batch does not help then.
+# Part of the error if a kernel exceeds the core's own memory; a smaller batch does not help then.
 KERNEL_MEMORY = "memory space vmem"
 _PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
 _CONVERTING = threading.Lock()
@@ -52,7 +52,7 @@ class Compiled(NamedTuple):
         bytes_accessed: the compiler's count, in which the body of a loop counts once.
         seconds: duration of the compilation.
         cached: whether the result was read from the cache.
-        undecided: whether there is no answer: the time was over, or the compiler crashed.
+        undecided: whether there is no answer: the time limit passed, or the compiler crashed.
     """
 
     error: str
@@ -79,11 +79,11 @@ def compile_program(
     Args:
         step: the lowered step.
         target: the slice to compile for.
-        options: XLA's options by name; what is not named keeps XLA's default.
+        options: XLA's options by name; all others keep XLA's defaults.
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
-        processes: runs the compiler's process beside others; None runs it alone.
-        text: what the lines of progress say; "" names the slice.
+        processes: the check's compiler processes, which share the machine; None: only this one.
+        text: the text of the lines of progress; "" for one with the name of the slice.
 
     Raises:
         UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
@@ -180,7 +180,7 @@ def _to_stablehlo(hlo: bytes) -> bytes:
         _remove_copies(module.body)
         _use_hardware_generator(module.body, jax)
         # TensorFlow numbers its functions, which would change the cache key: the module gets a
-        # fixed name, and its functions keep the number of XLA alone, at their end.
+        # fixed name, and its functions keep only the number that XLA adds at the end.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         text = module.operation.get_asm(enable_debug_info=True)
         return re.sub(r"@\w+(?=\.\d+)", lambda name: re.sub(r"_\d+", "", name[0]), text).encode()
@@ -213,7 +213,7 @@ def _remove_copies(block: Any) -> None:
 
 
 def _use_hardware_generator(block: Any, jax: Internals) -> None:
-    """Replaces the CPU's random number generator by the one of the TPU's hardware.
+    """Replaces the CPU's random number generator with the TPU's hardware generator.
 
     The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
     TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc), which is much cheaper and has
@@ -329,7 +329,7 @@ def _read_text(executable: Any, dumped: Path) -> str:
     """Returns the text of a compiled program; "" if it cannot be read.
 
     jaxlib cannot read every program of a newer libtpu, such as gathers that run on the SparseCore
-    of v6e. The compiler's own dump is of the same program.
+    of v6e. The compiler's own dump has the same program.
     """
     try:
         return executable.hlo_modules()[0].to_string()

@@ -1,4 +1,4 @@
-"""Expects of a compilation the time that programs of the same model took on this machine."""
+"""Predicts the time of a compilation from earlier ones of the same model on this machine."""
 
 import contextlib
 import json
@@ -14,10 +14,10 @@ def count_instructions(module: str) -> int:
 
 
 def find_measured_seconds(instructions: int, generation: str, folder: Path) -> float | None:
-    """Returns the compiler's usual processor time for programs of as many instructions, or None.
+    """Returns the median processor seconds for programs with as many instructions, or None.
 
-    They are those of the same model with another batch, or for another slice of the generation:
-    for v6e, ResNet-50 takes four times as long as for v5e.
+    These are programs of the same model with another batch, or for another slice of the generation.
+    Generations differ: for v6e, ResNet-50 takes four times as long as for v5e.
 
     Args:
         instructions: the number of instructions of the program to be compiled.
@@ -26,7 +26,7 @@ def find_measured_seconds(instructions: int, generation: str, folder: Path) -> f
     """
     found = []
     for path in folder.glob(f"*{generation}-*/result.json"):
-        # One of an older version, or damaged, has no such numbers.
+        # A result of an older version, or a damaged one, lacks these values.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             result = json.loads(path.read_text())
             less, more = sorted((result["instructions"], instructions))

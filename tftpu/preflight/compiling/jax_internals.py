@@ -1,6 +1,6 @@
 """JAX's private interfaces that preflight needs, all in one place.
 
-They were tried with jax and jaxlib 0.10.2 and libtpu 0.0.52.
+They were tested with jax and jaxlib 0.10.2 and libtpu 0.0.52.
 """
 
 import importlib.metadata

@@ -27,7 +27,7 @@ _TOO_LONG = (
 )
 _HANGS = (
     "The TPU compiler used no processor time for {:.0f} s and was stopped: try again, and with "
-    "--verbose if that repeats."
+    "--verbose if it happens again."
 )
 _IDLE = 600.0  # seconds without processor time after which a compiler counts as hanging
 _LOOK = 1.0  # seconds between two checks of a compiler
@@ -39,7 +39,7 @@ class Processes:
 
     Args:
         progress: shows the processes.
-        others: those beside which these run, as memory and cores allow, and which end them, too.
+        others: processes that share memory and cores with these; stopping them stops these, too.
     """
 
     def __init__(self, progress: Progress, others: "Processes | None" = None):
@@ -65,8 +65,8 @@ class Processes:
         Args:
             job: folder of the program, which gets the result.
             target: the slice to compile for.
-            time_limit: seconds of processor time after which the process is stopped, and which
-                have passed as well: several cores use them up faster.
+            time_limit: seconds. The process is stopped once both its processor time and the elapsed
+                time exceed them: with several cores, processor time passes faster.
             verbose: whether to pass its messages through to standard error.
             text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
             expected: seconds of processor time that the process is expected to take.
@@ -75,7 +75,7 @@ class Processes:
             An error message, "" on success; and the seconds that the process ran.
 
         Raises:
-            StoppedError: by `stop`.
+            StoppedError: `stop` was called.
         """
         with (
             (job / "stderr.txt").open("wb") as log,
@@ -148,9 +148,9 @@ class Processes:
 
 
 def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
-    """Waits for a process to end; returns why it did not, or "".
+    """Waits for a process to end; returns an error message if it takes too long, or "".
 
-    The limit counts processor time, so that a busy machine stops no compiler that gets on.
+    The limit counts processor time, so that a compiler is not stopped because the machine is busy.
     """
     start = last = time.monotonic()
     used = 0.0
@@ -169,7 +169,7 @@ def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
 def measure_available_memory() -> float:
     """Returns the bytes of memory that are free for this process, in a container too."""
     available = float(psutil.virtual_memory().available)
-    # There is no cgroup of version 2, or its limit is "max".
+    # Fails without a cgroup of version 2, or if its limit is "max".
     with contextlib.suppress(OSError, ValueError):
         limit, used = (
             int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")

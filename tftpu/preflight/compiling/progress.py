@@ -16,7 +16,7 @@ _EVERY = 0.5  # seconds between two checks
 # Seconds after which a phase prints its first two lines; each further one takes twice the time, up
 # to a minute.
 _FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
-_LONG = 20.0  # seconds of a check from which on results are shown before its end
+_LONG = 20.0  # seconds after which a check shows results before its end
 
 
 @dataclasses.dataclass
@@ -28,7 +28,7 @@ class Phase:
         process: id of the compiler's process; None: it is done in this process.
         limit: seconds of processor time after which it is stopped; None: never.
         expected: seconds of processor time that it is expected to take; None: not known.
-        start: on the monotonic clock.
+        start: its start on the monotonic clock, in seconds.
         next_line: seconds after the start at which the next plain line is due.
     """
 
@@ -51,7 +51,7 @@ class Phase:
     def _format_time(self) -> str:
         """Returns the time so far, and how much of the expected processor time is used.
 
-        How long the rest takes depends on what else the machine does, which nobody knows before.
+        The remaining time is not predicted: it depends on what else the machine does.
         """
         if not self.process or not self.expected:
             return f", {self.seconds:.0f} s"
@@ -118,21 +118,21 @@ class Progress:
                 self._phases.remove(phase)
 
     def print_unless_over(self, text: str) -> None:
-        """Prints a line that stays, unless the context ends at once."""
+        """Prints a permanent line, unless the context ends within half a second."""
         with self._lock:
             self._first_lines.append(text)
 
     def print_line(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a permanent line, above the live line."""
         with self._lock:
             self._lines.append(text)
 
     def print_at_end(self, lines: list[str]) -> None:
-        """Prints lines below all others, when the context ends."""
+        """Adds lines to print below all others when the context ends."""
         self._last_lines += lines
 
     def print_result(self, text: str) -> None:
-        """Prints a line that stays, unless all of the check takes some seconds only."""
+        """Prints a permanent line, unless the check has taken less than 20 seconds so far."""
         if time.monotonic() - self._start >= _LONG:
             self.print_line(text)
 
@@ -180,7 +180,7 @@ def _format_roughly(seconds: float) -> str:
 
 
 def _format_memory(process: int | None) -> str:
-    """Returns the memory that a process takes, as text; "" if it has ended."""
+    """Returns the memory that a process uses, as text; "" if it has ended."""
     try:
         return f", {format_size(psutil.Process(process).memory_info().rss)}" if process else ""
     except psutil.Error:

@@ -19,13 +19,13 @@ _SETTLED = 3600.0  # seconds; the process that made a younger folder may not hav
 def open_work_folder(parent: Path) -> Iterator[Path]:
     """Yields a new folder, which is locked within the block and removed after it.
 
-    Those of processes that were killed are removed first.
+    Folders that killed processes left behind are removed first.
 
     Args:
-        parent: folder to make it in.
+        parent: the folder to create it in.
 
     Raises:
-        UserError: it cannot be made there.
+        UserError: the folder cannot be created.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            # Without file locks, no process can remove the folder.
+            # If the file system has no locks, no process can remove the folder.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield Path(folder)
@@ -49,7 +49,7 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path) -> None:
     """Removes the folders that no living process has locked, except those of the last hour."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        # The folder is locked, or another process has just removed it.
+        # Fails if the folder is locked, or if another process has just removed it.
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _SETTLED:
                 _remove(folder)

@@ -49,8 +49,8 @@ def examine(
     if report.largest_per_core_batch is not None and not examiner.list_finer(target):
         return report  # no change of the batch helps, and there is no mesh to try
     progress.print_unless_over(
-        f"{said}; looking for a change that makes it fit, first those that keep "
-        "the update, then smaller batches (Ctrl-C ends that, and says what was found)"
+        f"{said}; looking for a change that makes it fit: first changes that keep "
+        "the update, then smaller batches (Ctrl-C ends the search and prints its results)"
     )
     try:
         return _search_change(examiner, report, target)
@@ -60,10 +60,10 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Adds changes that make a step fit to its report; returns that of the mesh, for `auto`.
+    """Adds changes that make a step fit to its report; or, for mesh="auto", tries finer meshes.
 
     Raises:
-        UserError: a change cannot be judged, as the time was over or the compiler crashed.
+        UserError: a change has no result: the time limit passed, or the compiler crashed.
     """
     wider, finer = _try_wider_meshes(examiner, target), examiner.list_finer(target)
     if examiner.options.mesh == AUTO and (wider is not None or finer):
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report with the mesh that divides the model most, which its advice names."""
+    """Returns the report of a finer mesh, whose advice also names the flag of the mesh."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]
@@ -90,7 +90,7 @@ def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
 def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
     """Returns the report of the fitting mesh that divides the model least, or None.
 
-    Found by bisection: what is cut more needs less memory.
+    It uses bisection: the further a mesh divides the model, the less memory a device needs.
     """
     found = None
     candidates = examiner.list_finer(target)
@@ -118,15 +118,15 @@ def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
 def suggest_recomputing(
     examiner: Examiner, target: Slice, per_core: int
 ) -> tuple[float | None, list[str]]:
-    """Returns the time of a step that fits as the blocks keep fewer activations, and advice on it.
+    """Returns the seconds of a step that fits with recomputed activations, and advice on it.
 
-    The time is None if none fits, and infinite without a price. There is no advice if nothing can
-    recompute the model's blocks, or something does.
+    The time is None if no step fits, and infinite if it is not known. There is no advice if the
+    model's blocks cannot be recomputed, or already are.
 
     Args:
         examiner: the check of the model.
         target: the slice.
-        per_core: examples per share of the global batch.
+        per_core: examples per shard of the global batch.
     """
     rebuilt = examiner.options.recomputing
     if rebuilt is None:
@@ -151,9 +151,9 @@ def suggest_recomputing(
 
 
 def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
-    """Adds the memory, and changes that would fit, to the report of a step that does not.
+    """Adds the needed memory, and changes that fit, to the report of a step that does not fit.
 
-    Smaller batches are tried only if nothing that keeps the update fits: there may be a dozen.
+    Smaller batches, up to a dozen, are tried only if no change that keeps the update fits.
     """
     per_core = report.per_core_batch
     limit = target.generation.hbm_limit
@@ -168,12 +168,12 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
             found.append(search.result())
         except UserError as error:
             errors.append(error)
-    # The fastest first, before what does not fit.
+    # The fastest change first; those that do not fit last.
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
     state = examiner.build_shared(target.replicas, per_core).state_bytes
     if found and found[0][0] is not None:
-        report.advice += [f"Another change has no answer. {error}" for error in errors]
+        report.advice += [f"Another change could not be checked. {error}" for error in errors]
         report.advice += describe_undivided(report, state, target)
         return
     if errors:
@@ -195,7 +195,7 @@ def find_largest_batch(
     Args:
         examiner: the check of the model.
         target: the slice.
-        per_core: examples per share of the global batch, which do not fit.
+        per_core: examples per shard of the global batch, which do not fit.
         needs: bytes that the step needs now.
         limit: bytes of a device's memory.
     """
@@ -219,15 +219,15 @@ def find_largest_batch(
 def _suggest_accumulation(
     examiner: Examiner, target: Slice, per_core: int, needs: int
 ) -> tuple[float | None, list[str]]:
-    """Returns the time of a step that fits by microbatches, and advice on them, or none.
+    """Returns the seconds of a step that fits with more microbatches, or None, and advice on it.
 
-    The numbers tried are the present one times powers of two, from the one on that would be
-    enough if all but the state shrank like the microbatch, up to one that shows what does not.
+    Tries the present number times powers of two. The first would be enough if all memory but the
+    state shrank with the microbatch; the search ends when it is clear that too much does not.
 
     Args:
         examiner: the check of the model.
         target: the slice.
-        per_core: examples per share of the global batch.
+        per_core: examples per shard of the global batch.
         needs: bytes that the step needs now.
     """
     state = examiner.caller.run(
@@ -247,7 +247,7 @@ def _suggest_accumulation(
         compiled, seconds, answer = _try_change(examiner, step, target, change)
         if seconds is not None:
             return seconds, [f"{field} makes this batch fit: {answer}, the same update."]
-        # All but the state is the most that more microbatches could make smaller.
+        # More microbatches can shrink at most all memory but the state.
         shrinks = (needs - state.total) * examiner.microbatches / number
         wanted = advise.parse_memory_error(compiled.error)
         if wanted and wanted[0] - shrinks > wanted[1]:
@@ -259,7 +259,7 @@ def _suggest_accumulation(
 def _try_change(
     examiner: Examiner, step: LoweredStep, target: Slice, change: str, priced: bool = True
 ) -> tuple[Compiled, float | None, str]:
-    """Compiles a changed step, of which "does not fit" must not be said without an answer.
+    """Compiles a changed step, and adds the result to `examiner.tried`.
 
     Args:
         examiner: the check of the model.
@@ -273,7 +273,7 @@ def _try_change(
         answer in a few words: its memory, time and price, or why it does not fit.
 
     Raises:
-        UserError: there is no answer.
+        UserError: there is no answer: the time limit passed, or the compiler crashed.
     """
     compiled = examiner.compile(step, target, change)
     if compiled.undecided:
@@ -292,7 +292,7 @@ def _try_change(
 
 
 def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
-    """Adds the answer to a change to `tried`, and prints it."""
+    """Adds the result of a change to `examiner.tried`, and prints it."""
     text = f"{target.name}{change}: {answer}"
     examiner.tried.append((target.name, text))
     examiner.processes.progress.print_result(text)

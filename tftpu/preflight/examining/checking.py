@@ -41,16 +41,16 @@ def check(
         print(tftpu.preflight.check(model, 1024, ["v3-8"]))
 
     Args:
-        model: a compiled model that its config describes, which keeps its precision; or a function
-            that returns a newly built and compiled model, and is called several times.
+        model: a compiled model, which is built again from its config in its own precision; or a
+            function that returns a newly built and compiled model, and is called several times.
         batch: the global batch as arrays or `tf.TensorSpec`s of static shape: `(x, y)` or
             `(x, y, sample_weight)`, nested as the model takes them. Or the number of its examples,
-            for a model with symbolic inputs and one output, whose loss tells the labels.
+            for a model with symbolic inputs and one output, whose loss determines the labels.
         slices: names such as "v3-8" or "v5e-8".
         options: options of the check; None takes the defaults.
 
     Raises:
-        UserError: a slice does not exist; no TPU can run the model (the message names the layer
+        UserError: an argument is invalid; no TPU can run the model (the message names the layer
             and the op); or this machine has no TPU compiler.
     """
     try:
@@ -65,7 +65,7 @@ def _check(
     slices: Iterable[str],
     options: PreflightOptions | None,
 ) -> Report:
-    """Does what `check` does, whose tracebacks leave out the frames from here on."""
+    """Implements `check`, which removes the frames from here on from tracebacks."""
     targets = request.parse_slices(slices)
     options = PreflightOptions() if options is None else options
     request.refuse_options(options)
@@ -115,7 +115,7 @@ def _check(
             known[target.name] = "; ".join([summarize(report), *advice])
             left.remove(target.name)
             if left:
-                progress.print_result(f"{known[target.name]}; still checked: {', '.join(left)}")
+                progress.print_result(f"{known[target.name]}; still running: {', '.join(left)}")
             return report
 
         try:
@@ -133,7 +133,7 @@ def _check(
 
 
 def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -> str:
-    """Returns the dtype policy under which a model is built, for a function or like the model."""
+    """Returns the dtype policy to build under: the options' for a function, or the model's own."""
     policy = choose_policy(options.precision, "tpu")
     if not isinstance(model, keras.Model):
         return policy
@@ -149,6 +149,6 @@ def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
     """Returns lines about a check that was interrupted."""
     if not known:
-        return [f"Not known yet, but for the estimates above: {', '.join(left)}."]
+        return [f"No results yet, except for the estimates above: {', '.join(left)}."]
     finished = ["Known before the interruption:", *(f"  {line}" for line in known)]
-    return [*finished, f"Not finished: {', '.join(left)}. What was compiled comes from the cache."]
+    return [*finished, f"Not finished: {', '.join(left)}. Compiled programs are in the cache."]

@@ -1,4 +1,4 @@
-"""Estimates by closed forms, before anything is lowered."""
+"""Estimates memory and time by closed forms, before anything is lowered."""
 
 from collections.abc import Iterable, Iterator
 
@@ -13,12 +13,12 @@ from tftpu.tpu.slices import Slice
 def estimate_slices(examiner: Examiner, targets: Iterable[Slice]) -> Iterator[str]:
     """Yields lines about each slice by closed forms, before anything is lowered.
 
-    Only the thread of the caller may call this.
+    It must run in the thread of `examiner.caller`.
     """
     longest = 0
     header = (
         "Estimate before compiling, by arithmetic: weights and optimizer's state on a device, "
-        "without gradients and activations; the model's products at the peak of matrix units\n"
+        "without gradients and activations; the model's matrix products at the chip's peak\n"
     )
     for target in targets:
         try:
@@ -44,7 +44,7 @@ def estimate_slices(examiner: Examiner, targets: Iterable[Slice]) -> Iterator[st
 
 
 def _list_until_one_holds(examiner: Examiner, target: Slice) -> list[Examiner]:
-    """Returns this check and those with finer meshes, up to the first that holds the state."""
+    """Returns this examiner and those of finer meshes, up to the first that holds the state."""
     tried: list[Examiner] = [examiner]
     for finer in examiner.list_finer(target):
         if tried[-1].holds_state(target):
@@ -54,7 +54,7 @@ def _list_until_one_holds(examiner: Examiner, target: Slice) -> list[Examiner]:
 
 
 def _format_state(examiner: Examiner, target: Slice) -> str:
-    """Returns what a device holds of what it has, and whether that can fit."""
+    """Returns the size of the state on a device, the device's memory, and whether it can fit."""
     held, limit = examiner.measure_state(target).total, target.generation.hbm_limit
     mesh = examiner.lowering.format_mesh(target.replicas)
     where = f" with the mesh {mesh}" if mesh else ""
@@ -71,7 +71,7 @@ def _format_least_step(examiner: Examiner, target: Slice) -> str:
 
 
 def _suggest_dividing(examiner: Examiner, target: Slice) -> str:
-    """Returns what a device holds if an engine without a mesh is replaced, "" if no help."""
+    """Returns advice to shard the state with a mesh; "" if it has one or that does not help."""
     if examiner.lowering.format_mesh(target.replicas) or examiner.holds_state(target):
         return ""
     share = examiner.measure_state(target).total / target.replicas
@@ -87,7 +87,7 @@ def _count_parts(examiner: Examiner, target: Slice) -> int:
 
 
 def estimate_duration(weights: int, what: str = "slice") -> str:
-    """Returns about how long the compiler takes for a slice, or what else is compiled.
+    """Returns a sentence on the usual compile time of models with this many bytes of weights.
 
     Processor time measured for one slice: 4 s with 3 MB (python_gpt), 64 s with 440 MB
     (llama_110m_tinystories), 115 s with 88 MB (vit_s16_imagenet), 150 s on v5e and 600 s on v6e

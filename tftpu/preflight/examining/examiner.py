@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 
 class Examiner:
-    """A check of one model on several slices; equal numbers of devices share a step.
+    """A check of one model on several slices; slices of equal size share a lowered step.
 
     Args:
         model_fn: a function that returns a newly built and compiled Keras model.
@@ -46,12 +46,12 @@ class Examiner:
         processes: the compiler's processes.
         change: how the model differs from the config's, for the lines of progress, such as
             " with remat=block".
-        tried: a list to which names of slices are added, each with a line that answers a change
-            that was tried; None begins one.
+        tried: a list to which each change that was tried is added: the name of the slice, and a
+            line with the result. None starts a new list.
 
     Attributes:
-        build_shared: builds the step for a number of devices and of examples of each, once.
-        lower_shared: lowers that step, once.
+        build_shared: builds the step for a number of devices and of examples per device; cached.
+        lower_shared: lowers that step; cached.
         list_finer: returns checks of the same model with meshes that divide it further on a slice.
     """
 
@@ -140,7 +140,7 @@ class Examiner:
         return self.build_shared(target.replicas, self.count_examples(target)).state_bytes
 
     def holds_state(self, target: Slice) -> bool:
-        """Returns whether a device of a slice has room for the state, and nothing else."""
+        """Returns whether a device of a slice has room for the state, if for nothing else."""
         return self.measure_state(target).total <= target.generation.hbm_limit
 
     def count_examples(self, target: Slice) -> int:
@@ -173,14 +173,14 @@ class Examiner:
         change: str = "",
         **options: Any,
     ) -> LoweredStep:
-        """Lowers the step for a batch, another model or other options of the trainer.
+        """Lowers the step for another batch, another model or other options of the trainer.
 
-        The thread of the caller does it.
+        It runs in the thread of `caller`.
 
         Args:
             devices: number of devices of the slice.
-            per_core: examples per share of the global batch.
-            model_fn: None takes the model under examination.
+            per_core: examples per shard of the global batch.
+            model_fn: builds the other model; None: the model under examination.
             change: see `compile`.
             **options: fields of `TrainConfig` that differ from the options.
         """
@@ -244,12 +244,12 @@ class Examiner:
 
 
 def count_parameters(weights: Sequence[keras.Variable]) -> int:
-    """Returns the numbers in weights."""
+    """Returns the number of parameters in weights."""
     return sum(math.prod(variable.shape) for variable in weights)
 
 
 def count_tokens(batch_spec: Nest) -> int | None:
-    """Returns the tokens of a batch, if an input has a label for each; None for other data."""
+    """Returns the number of tokens of a batch if each has a label; None for other data."""
     if not isinstance(batch_spec, tuple | list) or len(batch_spec) < 2:
         return None
     inputs, labels = (keras.tree.flatten(part) for part in batch_spec[:2])

@@ -30,8 +30,8 @@ class Segment(NamedTuple):
     """A part of a bar.
 
     Attributes:
-        value: its length.
-        style: class of its colour.
+        value: its length, in a unit that all bars share.
+        style: CSS class of its colour.
         hover: what a pointer over it shows.
     """
 
@@ -46,7 +46,7 @@ class Bar(NamedTuple):
     Attributes:
         name: shown before the bar, shortened if there is no room.
         segments: its parts.
-        shown: the figure behind the bar.
+        shown: the text at the end of the bar.
     """
 
     name: str
@@ -97,13 +97,13 @@ def draw_bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
 
 
 def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int) -> str:
-    """Returns the HBM in use over the instructions of a step.
+    """Returns the plot of the HBM in use over the instructions of a step.
 
     Args:
         name: an identifier, unique on the page.
         curve: what to draw.
         code: bytes of the program, part of `curve.base`.
-        limit: bytes that a program may use; a line if it is near.
+        limit: bytes that a program may use; drawn as a line if the peak is more than half of it.
         width: the width of the plot.
     """
     height = 300
@@ -159,7 +159,7 @@ def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int
 def draw_roofline(
     name: str, points: Sequence[RooflinePoint], step_ms: float, target: Slice, width: int
 ) -> str:
-    """Returns the instructions with matrix products under the roof of a device.
+    """Returns the roofline plot of the instructions with matrix products.
 
     Args:
         name: an identifier, unique on the page.

@@ -223,7 +223,7 @@ def _build_roofline(
     text = (
         f"The {len(points)} longest instructions with matrix products, {share:.0%} of the step; "
         "larger points take longer. Left of the corner the memory is the limit, right of it "
-        "the matrix units are. Rates are of predicted times."
+        "the matrix units are. Rates use predicted times."
     )
     rows = [
         [

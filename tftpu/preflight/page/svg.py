@@ -14,10 +14,10 @@ def build_element(tag: str, *content: str, **attributes: object) -> str:
     """Returns an element.
 
     Args:
-        tag: its name.
-        content: elements inside; text among them has to be escaped, as `format_text` does.
-        attributes: the attributes by name; "_" stands for "-", and one at the end is left out, as
-            in `class_`. Their values are escaped here; floats are rounded.
+        tag: the name of the element.
+        content: elements inside, as text; plain text must be escaped with `format_text`.
+        attributes: the attributes by name; "_" stands for "-", and a trailing one is removed, as in
+            `class_`. Their values are escaped here; floats are rounded.
     """
     written = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{html.escape(_format_short(value))}"'

@@ -5,8 +5,8 @@ between them run meanwhile. The TPU compiler writes it either as a pair such as 
 and `all-gather-done`, or as fusions with one channel: the first starts it, the last ends it, and
 those between, which carry on with it, contain the work of other instructions.
 
-Between slices the hosts exchange, over the data-centre network: the program sends them its data by
-a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rendezvous.
+Between slices the hosts exchange data over the data-centre network: the program passes them its
+data with a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rendezvous.
 """
 
 import collections
@@ -31,7 +31,7 @@ Within = list[tuple[Instruction, Computation]]  # an instruction and the instruc
 
 
 def is_collective(instruction: Instruction) -> bool:
-    """Returns whether an instruction exchanges data between devices, or waits for that."""
+    """Returns whether an instruction exchanges data between devices, or waits for it."""
     if instruction.opcode in ("send", "recv-done"):
         return is_between_slices(instruction)
     return instruction.opcode.startswith(_OPCODES)
@@ -73,7 +73,7 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
 
     Args:
         instruction: the instruction.
-        computation: the one that contains it.
+        computation: the computation that contains it.
         target: the slice.
     """
     if not is_collective(instruction) or instruction.opcode.endswith("-done"):
@@ -127,7 +127,7 @@ def _measure_size(instruction: Instruction, computation: Computation) -> int:
 def _estimate_permutation(instruction: Instruction, size: int, target: Slice) -> float:
     """Returns the time of a permutation, whose devices send to neighbours.
 
-    What several devices of a chip send to one other chip takes turns on the link.
+    Transfers from several devices of a chip to the same other chip take turns on the link.
     """
     generation, turns = target.generation, _count_turns(instruction, target)
     if turns == 0:
@@ -138,7 +138,7 @@ def _estimate_permutation(instruction: Instruction, size: int, target: Slice) ->
 def _count_turns(instruction: Instruction, target: Slice) -> int | None:
     """Returns how many devices of a chip send to one other chip in a permutation.
 
-    It is 0 if all stays within chips, and None if the program does not say who sends.
+    It is 0 if all transfers stay within chips, and None if the program does not list senders.
     """
     written = instruction.match_attribute(r"source_target_pairs=\{([\d,{}]*)\}")
     devices = [int(d) // target.generation.cores for d in re.findall(r"\d+", written)]
@@ -149,10 +149,10 @@ def _count_turns(instruction: Instruction, target: Slice) -> int | None:
 
 
 def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
-    """Returns the chips over which a collective's group lies, and the groups that share them.
+    """Returns the number of chips of a collective's group, and of the groups that share them.
 
-    Devices are counted chip by chip. A group of one device a chip leaves the other to another
-    group, which exchanges over the same links at the same time.
+    Devices are numbered chip by chip. If a group has one of two devices of a chip, another group
+    has the other, and exchanges over the same links at the same time.
     """
     devices = list_group(instruction) or range(target.single.replicas)
     cores = target.generation.cores
@@ -165,7 +165,7 @@ def estimate_all_reduce(size: float, target: Slice, chips: int, links: int) -> f
 
     2 (n - 1) / n of the bytes pass each chip, spread over its links: along all axes of the torus
     at once, in both directions (Jouppi et al. 2023, arXiv:2304.01433). On a whole v5e pod this is
-    the 200 GB/s a chip that Google's documentation gives.
+    the 200 GB/s per chip of Google's documentation.
 
     Args:
         size: bytes that each chip holds.
@@ -195,7 +195,7 @@ def _estimate_between_slices(size: int, target: Slice) -> float:
 
 
 def list_group(instruction: Instruction) -> list[int]:
-    """Returns the devices of the first group that exchanges in a collective; []: all do.
+    """Returns the devices of the first group of a collective; [] if all form one group.
 
     They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]` or
     `[4,2]<=[2,4]T(1,0)`, or as axes of a mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
@@ -227,8 +227,8 @@ def _read_numbers(text: str) -> list[int]:
 class Timeline:
     """The timeline of one run of a computation: its instructions, and the concurrent exchange.
 
-    Exchanges over one link take turns, in the order in which they start. There are the links of a
-    slice, the network between slices, and the way to the host.
+    Exchanges over one link take turns, in the order in which they start. The links are "slice",
+    "network" (between slices), `host_copies.LINK` and `instructions.SPARSE_CORE`.
     """
 
     def __init__(self) -> None:
@@ -242,22 +242,22 @@ class Timeline:
         self._now += seconds
 
     def start(self, key: str, seconds: float, link: str = "slice") -> None:
-        """Starts an asynchronous exchange that takes this long.
+        """Starts an asynchronous exchange.
 
         Args:
-            key: tells it from others.
-            seconds: its time.
+            key: identifies the exchange.
+            seconds: the time that it takes.
             link: the link that carries it.
         """
         free = max(self._free[link], self._now) + seconds
         self._free[link] = self._ends[key] = free
 
     def is_running(self, key: str) -> bool:
-        """Returns whether a collective has been started and not yet waited for."""
+        """Returns whether an exchange has been started and not yet waited for."""
         return key in self._ends
 
     def wait(self, key: str) -> float:
-        """Waits for the end of a collective; returns the seconds for which nothing else ran."""
+        """Waits for the end of an exchange; returns the seconds for which nothing else ran."""
         waited = max(0.0, self._ends.pop(key, self._now) - self._now)
         self._now += waited
         return waited

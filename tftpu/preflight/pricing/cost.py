@@ -69,13 +69,13 @@ class Cost:
         flops: FLOPs of the program's dots and convolutions.
         model_flops: FLOPs that the model needs, as the engine counts them.
         bytes_accessed: HBM traffic.
-        cycles: the compiler's estimate.
+        cycles: the compiler's estimate, in core cycles.
         seconds: predicted time; `seconds_low` and `seconds_high` are the ends of its range.
         roofline_seconds: time at peak FLOP/s or peak bandwidth, whichever is longer.
         collective_seconds: predicted time of the collectives that no other work hides, included in
-            `estimate_seconds`.
-        uncounted_loops: names of loops whose trip count is not in the program: counted once.
-        silent_kernels: layers of kernels that say nothing of their work: only their traffic counts.
+            `seconds`.
+        uncounted_loops: names of loops of unknown trip count, which are priced as one iteration.
+        silent_kernels: layers of kernels that do not state their FLOPs: only their traffic counts.
     """
 
     memory: Memory
@@ -180,7 +180,7 @@ def _find_large_tensors(
         given = instruction.opcode == "parameter" and computation is module.entry
         if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
             continue
-        if instruction.match_attribute(_ALLOCATES):  # what fills the array names its layer
+        if instruction.match_attribute(_ALLOCATES):  # counted where it is filled
             continue
         layer = (
             step.arguments[int(instruction.argument)] if given else find_layer(instruction, step)

@@ -1,7 +1,7 @@
 """Copies between a chip and the memory of its host, which offloaded activations and states need.
 
-The compiler writes such a copy as a pair: one instruction starts it, another waits for its end. It
-tells the memory of the host from others by the number 5.
+The compiler writes such a copy as a pair: one instruction starts it, another waits for its end. In
+layouts, the memory of the host is memory space 5.
 """
 
 from tftpu.preflight.program.hlo import COPIES, Computation, Instruction, Tensor
@@ -19,7 +19,7 @@ def is_start(instruction: Instruction, computation: Computation) -> bool:
 
 
 def is_end(instruction: Instruction, computation: Computation) -> bool:
-    """Returns whether an instruction waits for the end of such a copy."""
+    """Returns whether an instruction waits for the end of a copy from or to the host."""
     started = computation.get(instruction.operands[0]) if instruction.operands else None
     is_end = instruction.opcode.endswith("-done")
     return is_end and started is not None and is_start(started, computation)
@@ -29,11 +29,11 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
     """Returns the time of a copy over the device's share of the chip's PCIe link.
 
     Args:
-        instruction: what starts it.
-        computation: the one that contains it.
+        instruction: the instruction that starts the copy.
+        computation: the computation that contains it.
         target: the slice.
     """
-    # If a part of an array is copied, the whole array is an operand, too.
+    # A copy of a part of an array also has the whole array as an operand.
     sizes = [t.bytes for t in _list_arrays(instruction, computation) if t.dims]
     generation = target.generation
     return min(sizes) / (generation.host_gbps / generation.cores * 1e9)

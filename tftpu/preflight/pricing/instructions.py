@@ -42,7 +42,7 @@ class Priced:
         cycles: the compiler's estimate in cycles; 0 if there is none.
         flops: FLOPs of dots and convolutions.
         hbm_bytes: bytes read from and written to HBM.
-        overlaps: whether it is an asynchronous copy that overlaps with other instructions.
+        overlaps: whether it only starts work that overlaps with other instructions.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Pricing:
         module: the program.
         step: the step before compilation.
         target: the slice.
-        build_timeline: returns a new timeline, of which each computation has one.
+        build_timeline: returns a new timeline; each computation gets its own.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Pricing:
         """Returns the cost of an instruction.
 
         Args:
-            instruction: the next one.
+            instruction: the next instruction in program order.
             times: its runs per step.
-            computation: the one that contains it.
+            computation: the computation that contains it.
         """
         within = list_within(self._module, instruction, computation)
         start = find_start(instruction, computation)
@@ -228,7 +228,7 @@ def find_layer(instruction: Instruction, step: LoweredStep, kind: str = "") -> s
 
 
 def _is_kept_by_loop(op_name: str) -> bool:
-    """Returns whether an op writes what the forward pass of a loop keeps for the backward pass."""
+    """Returns whether an op stores values of a loop's forward pass for its backward pass."""
     return (
         "/while/body/" in op_name
         and op_name.endswith("dynamic_update_slice")  # JAX's name
@@ -240,7 +240,7 @@ def _is_kept_by_loop(op_name: str) -> bool:
 def list_within(
     module: Module, instruction: Instruction, computation: Computation
 ) -> list[tuple[Instruction, Computation]]:
-    """Returns an instruction and those that it fuses, starts or awaits, with their computations."""
+    """Returns an instruction and all that it fuses, starts or awaits, with their computations."""
     found = [(instruction, computation)]
     start = find_start(instruction, computation)
     if start is not None and start is not instruction:

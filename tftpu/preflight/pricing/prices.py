@@ -6,16 +6,16 @@ on every generation, although the chips differ:
 
     time = max(bytes / (bandwidth x HBM bandwidth), min(c, max(share x c, m / PRODUCT)))
 
-where c is the cycles over the clock, m the FLOPs of its dots and convolutions over the peak, and
-the share that of its kind: `matrix`, `window`, or `vector` for all others.
+where c is the cycles divided by the clock, m the FLOPs of its dots and convolutions divided by the
+peak, and share the factor of its kind: `matrix`, `window`, or `vector` for all others.
 Thus an instruction that keeps the matrix units at least half busy costs what the compiler
 estimates, one that leaves them idle costs a part of that, which depends on its kind, and none takes
 less time than its bytes need. Instructions without an estimate (kernels, some window operations)
 are priced by their FLOPs and bytes.
 
 The prices are fitted to published runs by `python -m tests.benchmarks.calibration`, in a clone. It
-also says how far predictions of a model are off if the fit knows nothing of that model. None names
-a model.
+also measures the error of predictions for each model by a fit without that model. No price depends
+on the name of a model.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Prices:
 
     Attributes:
         bandwidth: share of the nominal HBM bandwidth that a good program sustains.
-        matrix: share of the estimate for an instruction with products that leaves the matrix units
-            idle.
-        window: share for convolutions of one channel each, and for pooling.
+        matrix: share of the compiler's estimate that counts for an instruction with products that
+            leaves the matrix units idle.
+        window: share for grouped convolutions, such as depthwise ones, and for pooling.
         vector: share for everything else: elementwise work, reductions, gathers and copies.
         kernel: share of the peak that products in a kernel reach.
         links: share of the nominal bandwidth that the links between chips sustain.
@@ -59,7 +59,7 @@ class Prices:
 
         Args:
             kind: the kind of the instruction, a `Kind`.
-            estimate: the compiler's, in seconds; None if it makes none.
+            estimate: the compiler's estimate, in seconds; None if there is none.
             products: FLOPs over the peak, in seconds.
             traffic: bytes over the nominal bandwidth, in seconds.
         """
@@ -79,8 +79,8 @@ class Basis:
 
     Attributes:
         steps: number of train steps.
-        models: number of models of these.
-        operations: number of products, copies and exchanges alone.
+        models: number of models in these steps.
+        operations: number of single products, copies and exchanges.
         low: the shortest time in the printed range, as a share of the prediction.
         high: the longest one.
     """

@@ -35,8 +35,8 @@ def count_asynchronous_bytes(
 ) -> int:
     """Returns the bytes that an instruction moves from and to HBM, asynchronous work included.
 
-    They are those of `count_hbm_bytes`; all work of a chain belongs to the instruction that
-    begins it.
+    Counts bytes as `count_hbm_bytes` does; all bytes of a chain belong to the instruction that
+    begins its work.
     """
     start = find_start(instruction, computation)
     if start is None:

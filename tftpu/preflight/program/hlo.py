@@ -88,7 +88,7 @@ class Instruction:
         argument: operands as written; for a parameter, its number.
         rest: text after the operands: attributes, metadata, backend_config.
         root: whether it is the result of its computation.
-        loop: the one whose body it is in, if any.
+        loop: the loop whose body contains it, if any.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Instruction:
     def op_name(self) -> str:
         """Name of the op that the instruction came from, with its name scopes.
 
-        What the compiler adds to a loop that it makes of one op says nothing: it belongs to that.
+        Instructions that the compiler adds to the loop of an op have no name: they get the loop's.
         """
         found = self.match_attribute(r'op_name="([^"]*)"')
         return found or (self.loop.op_name if self.loop else "")
@@ -199,7 +199,7 @@ class Module:
 def _iterate_lines(text: str) -> Iterator[str]:
     """Yields the lines of a program, each joined with its continuation lines.
 
-    What is written into an attribute, such as the metadata of a kernel, may have its own lines.
+    The value of an attribute, such as the metadata of a kernel, may span several lines.
     """
     begun = ""
     for line in text.splitlines():
@@ -212,7 +212,7 @@ def _iterate_lines(text: str) -> Iterator[str]:
 
 
 def _split_operands(text: str) -> tuple[str, str]:
-    """Returns the operands, up to their closing parenthesis, and what follows them."""
+    """Returns the operands, up to their closing parenthesis, and the text after it."""
     end, depth = text.index(")"), 0
     while text.count("(", 0, end) > depth:  # skips the parentheses of a tuple's type or of a layout
         depth += 1
@@ -263,7 +263,7 @@ def count_hbm_bytes(module: Module, instruction: Instruction, computation: Compu
 def _count_copied_bytes(instruction: Instruction) -> int:
     """Returns the bytes of an asynchronous copy, whose shape has its source and destination.
 
-    The smaller of them is what moves: a slice names the whole array as well, and an update does.
+    The smaller array is the one that moves: the other end of a slice or update is a whole array.
     """
     arrays = [tensor for tensor in instruction.shape if tensor.dims]
     source = 1 if instruction.opcode == "dynamic-update-slice-start" else 0
@@ -294,7 +294,7 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
         nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
-        elif user.opcode in _SAME_PLACE:  # only the part is computed, from elements of another size
+        elif user.opcode in _SAME_PLACE:  # computes only that part, whose elements may change size
             part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))
@@ -316,7 +316,7 @@ def _count_written_bytes(module: Module, inner: Computation, instruction: Instru
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
         roots = [inner[name] for name in roots[0].operands]
-    # One result is itself a tuple, as a collective's can be.
+    # The numbers differ if one result is itself a tuple, as a collective's can be.
     if len(roots) != len(instruction.shape):
         roots = []
     written = 0

@@ -1,4 +1,4 @@
-"""Counts the work of a Pallas kernel in its own code, because its caller often omits it.
+"""Counts the FLOPs of a Pallas kernel from its code, because calls often do not state them.
 
 A call of a kernel carries the code that a core runs at each point of the kernel's grid, in MLIR.
 """
@@ -19,14 +19,14 @@ _ARITHMETIC = {"addi": operator.add, "subi": operator.sub, "muli": operator.mul}
 
 
 class _UnknownError(Exception):
-    """Raised if the number of runs of a product depends on the data or the place."""
+    """Raised if the number of runs of a product depends on data or on the place in the grid."""
 
 
 def count_kernel_flops(instruction: Instruction) -> int | None:
     """Returns the FLOPs of a kernel's matrix products; None if its code does not show them.
 
-    Of the branches of a condition, the one with more of them counts: a kernel that skips blocks,
-    as those of causal attention do, does less.
+    Of the branches of a condition, the one with more FLOPs counts. Kernels that skip blocks, as in
+    causal attention, do less.
 
     Args:
         instruction: the call of the kernel.
@@ -59,7 +59,7 @@ def _count_points(function: Any) -> int:
 
 
 def _count_flops(op: Any) -> int:
-    """Returns the FLOPs of the products in an operation, each time it runs."""
+    """Returns the FLOPs of the products in one run of an operation."""
     name = op.operation.name
     if name.endswith("tpu.matmul"):
         return _count_product(op)

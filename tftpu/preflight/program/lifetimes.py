@@ -95,7 +95,7 @@ class Lifetimes:
         """Follows the arrays through a computation; returns the arrays of its result.
 
         Args:
-            computation: the one to follow.
+            computation: the computation to follow.
             given: arrays of its parameters; None at the entry of the program.
             nested: whether a loop contains it.
         """
@@ -170,7 +170,7 @@ class Lifetimes:
         return _Value(results[0])
 
     def _visit_value(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
-        """Returns the arrays of an instruction that calls no computation with its own arrays."""
+        """Returns the arrays of any instruction but a parameter, loop, call or conditional."""
         flat = [leaf for operand in operands for leaf in operand.leaves]
         opcode, shape = instruction.opcode, instruction.shape
         if opcode == "get-tuple-element":
@@ -201,8 +201,8 @@ class Lifetimes:
     def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an `async-update`: (operands, result, context).
 
-        An update that gives a start its operands makes the result as well; the context is that of
-        the start, as the aliases say.
+        An update that passes the operands to its start also creates the result. It shares the
+        context with the start, as its aliases show.
         """
         given = [leaf for operand in operands[1:] for leaf in operand.leaves]
         if not given:
@@ -219,11 +219,11 @@ class Lifetimes:
 
 
 class _Value(NamedTuple):
-    """The arrays of an instruction's result, those of a tuple in their order.
+    """The arrays of an instruction's result, in order if it is a tuple.
 
     Attributes:
         leaves: the arrays.
-        result: place of the first one that a matching "…-done" returns.
+        result: index of the first array that a matching "…-done" returns.
     """
 
     leaves: "list[_Leaf]"
@@ -234,7 +234,7 @@ class _Leaf:
     """One array of a value; all leaves that share memory have the same `top`.
 
     Args:
-        maker: the instruction.
+        maker: the instruction that creates it.
         tensor: the shape.
         first, last: places in program order of the first and last instruction.
     """
@@ -265,7 +265,7 @@ class _Leaf:
 def _find_in_place(
     instruction: Instruction, operands: list[list[_Leaf]], made: list[_Leaf]
 ) -> Iterator[list[_Leaf]]:
-    """Yields the leaves, of operands and results, that an instruction keeps in one array."""
+    """Yields groups of leaves, operands and results, that an instruction keeps in one array."""
     both = [leaf for leaves in operands for leaf in leaves] + made
     for indices in re.findall(r'\{"indices":\[([^\]]*)\]\}', instruction.rest):
         places = [int(place) for place in re.findall(r"\d+", indices)]

@@ -1,10 +1,10 @@
 """How often the instructions of a program run: the trip counts of its loops.
 
-A loop runs its body while a condition holds, on a tuple that both take: its state. Its trip count
-is the compiler's own, where it recorded one. Otherwise the condition compares a counter, which the
+The body and the condition of a loop take its state, a tuple. Its trip count is the compiler's own,
+if it recorded one. Otherwise the condition compares a counter, which the
 body increases by a constant, with a bound. Both may come from another loop, as the bound of a
-backward pass does from the counter of the forward pass, and the comparison may stand in what the
-condition calls.
+backward pass does from the counter of the forward pass, and the comparison may be in a
+computation that the condition calls.
 """
 
 import re
@@ -36,8 +36,8 @@ class Runs:
     ) -> Iterator[tuple[Instruction, int, Computation]]:
         """Yields (instruction, number of runs, its computation) for every instruction that runs.
 
-        Bodies of loops are visited, and of the branches of a choice the longest. Bodies of fusions
-        are not: a fusion runs as one instruction. A loop without a known trip count counts once.
+        Visits the bodies of loops, and the longest branch of a conditional, but not the bodies of
+        fusions, which run as one instruction. A loop of unknown trip count counts once.
 
         Args:
             computation: where to start; None starts at the entry.
@@ -72,7 +72,7 @@ class Runs:
 
         Args:
             loop: the instruction.
-            computation: the one that contains it.
+            computation: the computation that contains it.
         """
         if loop.opcode != "while":
             return 1
@@ -98,11 +98,11 @@ class Runs:
     ) -> Iterator[tuple[int, int | tuple[int], int]]:
         """Yields the comparisons that must hold for a loop to continue.
 
-        Each is the counter's place in the state; the bound, a number, or in a tuple its place in
-        the state; and 1 if the counter may reach the bound, else 0.
+        Each is the counter's index in the state; the bound, as a number or a tuple with its index
+        in the state; and 1 if the loop also runs with the counter at the bound, else 0.
 
         Args:
-            condition: the loop's, or what it calls.
+            condition: the condition of the loop, or a computation that it calls.
             calls: the calls that lead from the loop's condition to this computation.
         """
         if any(instruction.opcode in ("or", "not", "xor") for instruction in condition.values()):
@@ -220,7 +220,7 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
 def _find_added(operand: Instruction, body: Computation) -> int | None:
     """Returns the number that a body adds to its counter, or the larger of two alternatives.
 
-    A loop that may also stand still, and do its work again, runs at least as often.
+    A loop whose counter may also stand still, to repeat an iteration, runs at least as often.
     """
     if operand.opcode == "select":
         choices = [_read_constant(body[name]) for name in operand.operands[1:]]
