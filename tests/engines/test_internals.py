@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tftpu
 from tests.support.models.strategies import mlp
+from tftpu import layer_internals
 from tftpu.engines import keras_internals
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.errors import UserError
@@ -142,14 +143,14 @@ def test_the_inputs_of_a_shared_layer():
 
 def test_masks_are_found():
     embedding = keras.layers.Embedding(5, 2, mask_zero=True)
-    mask = keras_internals.read_mask(embedding(np.array([[0, 1]])))
+    mask = layer_internals.read_mask(embedding(np.array([[0, 1]])))
     np.testing.assert_array_equal(mask, [[False, True]])
 
 
 def test_a_mask_that_is_set_is_found():
     tensor = keras.ops.ones((2, 3))
-    keras_internals.set_mask(tensor, keras.ops.ones((2, 3), "bool"))
-    assert keras_internals.read_mask(tensor).shape == (2, 3)
+    layer_internals.attach_mask(tensor, keras.ops.ones((2, 3), "bool"))
+    assert layer_internals.read_mask(tensor).shape == (2, 3)
 
 
 def test_assignments_of_variables_are_seen():

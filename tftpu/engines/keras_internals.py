@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras.src import backend, models
-from keras.src.backend.common import global_state, masking, symbolic_scope
+from keras.src.backend.common import global_state, symbolic_scope
 from keras.src.initializers import random_initializers
 from keras.src.losses import loss as losses_module
 from keras.src.models import functional as functional_models
@@ -22,6 +22,7 @@ from keras.src.random import seed_generator
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
 from tftpu.errors import UserError
+from tftpu.layer_internals import read_mask
 from tftpu.tensors import Nest, Tensor, ops
 
 
@@ -208,7 +209,7 @@ def update_mean(
 ) -> None:
     """Updates a mean metric with its per-example values, which are not computed again."""
     weight = losses_module.apply_mask(
-        sample_weight, masking.get_keras_mask(y_pred), dtype=metric.dtype, reduction="sum"
+        sample_weight, read_mask(y_pred), dtype=metric.dtype, reduction="sum"
     )
     keras.metrics.Mean.update_state(metric, values, sample_weight=weight)
 
@@ -343,16 +344,6 @@ def flatten_outputs(model: keras.Model, y: Nest) -> list[Tensor]:
     """Returns labels or predictions as a flat list, in the order of `BoundMetric.output`."""
     compiled: Any = model._compile_metrics
     return compiled._flatten_y(y)
-
-
-def read_mask(tensor: Tensor) -> Tensor | None:
-    """Returns the mask that Keras's masking layers attached to an output, or None."""
-    return masking.get_keras_mask(tensor)  # JAX's tracers have no attributes
-
-
-def set_mask(tensor: Tensor, mask: Tensor) -> None:
-    """Attaches a mask to an output, as Keras's masking layers do."""
-    masking.set_keras_mask(tensor, mask)
 
 
 def list_seed_states(model: keras.Model) -> list[keras.Variable]:

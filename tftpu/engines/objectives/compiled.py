@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import keras
 
+from tftpu import layer_internals
 from tftpu.engines import keras_internals
 from tftpu.engines.collectives import all_gather
 from tftpu.engines.data.division import find_division
@@ -219,7 +220,7 @@ class CompiledLosses:
             if not given:
                 update(y[output], y_pred[output])
                 continue
-            mask = keras_internals.read_mask(y_pred[output])
+            mask = layer_internals.read_mask(y_pred[output])
             # Keras multiplies an output's mask only with weights that have the same number of axes.
             shape = max(
                 [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
@@ -280,7 +281,7 @@ def _compute_term(
 ) -> Elements:
     if type(term.loss).__call__ is not keras.losses.Loss.__call__:
         return _call_loss(term, y, y_pred, sample_weight)
-    mask = keras_internals.read_mask(y_pred)
+    mask = layer_internals.read_mask(y_pred)
     labels = y
     y, y_pred = (
         keras.tree.map_structure(lambda t: ops.convert_to_tensor(t, term.loss.dtype), part)
@@ -288,7 +289,7 @@ def _compute_term(
     )
     in_chunks = factors is not None and _takes_factors(term.loss, y, y_pred)
     values = ops.zeros_like(labels, dtype="float32") if in_chunks else term.loss.call(y, y_pred)
-    out_mask = keras_internals.read_mask(values)
+    out_mask = layer_internals.read_mask(values)
     values = ops.cast(values, "float32")
     known = _find_known_classes(term.loss, labels, y_pred, ops.shape(values))
     if len(values.shape) == 0:
@@ -446,9 +447,9 @@ def _gather(part: Nest) -> Nest:
         return part
 
     def gather(tensor: Tensor) -> Tensor:
-        mask, gathered = keras_internals.read_mask(tensor), all_gather(tensor)
+        mask, gathered = layer_internals.read_mask(tensor), all_gather(tensor)
         if mask is not None:
-            keras_internals.set_mask(gathered, all_gather(mask))
+            layer_internals.attach_mask(gathered, all_gather(mask))
         return gathered
 
     return keras.tree.map_structure(gather, part)

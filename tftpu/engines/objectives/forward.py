@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import keras
 
+from tftpu import layer_internals
 from tftpu.blocks.running import running_blocks
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
@@ -221,7 +222,7 @@ def describe_pass(traced: Forward, losses: Losses, parts: int) -> ForwardPropert
             lambda t: keras.KerasTensor(t.shape[1:], keras.backend.standardize_dtype(t.dtype)),
             outputs,
         ),
-        any(keras_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
+        any(layer_internals.read_mask(t) is not None for t in keras.tree.flatten(outputs)),
         [compute_divisor(*pair) for pair in zip(losses.terms, traced.computed.elements)],
     )
 
