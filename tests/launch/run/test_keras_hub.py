@@ -197,7 +197,7 @@ def test_a_run_does_not_resume_on_other_texts(config, run, tmp_path, capsys):
         assert main([*words, "--config.train.steps=310"]) == 2
     finally:
         texts.write_text(first)
-    assert "there are as many examples, but not the same" in capsys.readouterr().err
+    assert "their number is the same, but not the examples" in capsys.readouterr().err
 
 
 def test_mistakes_are_explained(config, tmp_path, capsys):
