@@ -35,7 +35,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
         sys.exit(f"The flags {flags!r} of tftpu {name} cannot be read: {error}.")
     program = os.path.join(os.path.dirname(sys.executable), "tftpu")
     if not setup and not os.path.exists(program):
-        sys.exit(f"There is no {program}: the image of a step has to have tftpu in its Python.")
+        sys.exit(f"There is no {program}: tftpu must be installed in the image of a step.")
     command = [program, *words]
     # The shell functions are those of `tftpu launch`; `train` runs the command in `arguments`.
     if setup:
@@ -65,7 +65,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
 
 
 def _format_code_flag(config: str) -> list[str]:
-    """Returns the flag by which a command may import the run's own code, on any machine."""
+    """Returns the flag that lets a command import the config file of the run, on any machine."""
     return [f"--config={config}"] if config.endswith(".py") else []
 
 

@@ -314,7 +314,7 @@ def test_its_data_are_checked_and_shown(config, capsys):
 
 def test_the_price_of_its_texts_is_not_known(config, capsys):
     assert main(["preflight", str(config), "--slices=v5e-1", "--generate=2"]) == 2
-    assert "but not of KerasHub's" in capsys.readouterr().err
+    assert "but not from KerasHub's" in capsys.readouterr().err
 
 
 def test_a_preset_that_is_not_there_is_named_with_what_lies_beside_it(config, capsys):
