@@ -177,8 +177,8 @@ def check_exists(workdir: str) -> None:
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         if files.exists(files.join(workdir, "goodput.json")):
             raise UserError(
-                f"The run in {workdir!r} was stopped before it saved anything: the command that "
-                "began it starts it over."
+                f"The run in {workdir!r} was stopped before it saved anything: repeat the command "
+                "that started it."
             )
         if is_preset:
             raise UserError(
@@ -302,7 +302,7 @@ def read_class_names(experiment: Experiment) -> list[str] | None:
         with own_code.failures_of_class(experiment.data, "class_names"):
             return input_pipelines.class_names(experiment.data)
     except UserError as error:
-        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
+        print(f"tftpu: warning: there are no class names here: {error}", file=sys.stderr)
         return None
 
 
@@ -339,8 +339,8 @@ def _restore(
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(
-            f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` says "
-            "what it does, and the command that began it resumes it."
+            f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` shows "
+            "its state, and the command that started it resumes it."
         )
     _report_best(found.step, workdir)
     return RestoredRun(trainer, found.step, evaluation)

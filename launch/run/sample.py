@@ -153,7 +153,7 @@ def _read_texts(data: DataConfig, field: str) -> list[str]:
 
 
 def _choose(found: Iterable[str], most: int) -> str:
-    """Returns the second text that suits a command line, because the first may be held out."""
+    """Returns the second text that suits a command line, as the first may be held out; or ""."""
     able = (one for one in found if len(one) <= most and one.replace("\n", "").isprintable())
     suited = list(itertools.islice(able, 2))
     return suited[-1] if suited else ""

@@ -25,7 +25,7 @@ class TextOptions:
         None,
         "tokenizer.json that made the data",
         metavar="FILE",
-        shown="that of the run's config, or bytes",
+        shown="the tokenizer of the run's config, or bytes",
     )
     stop: str | None = flag(
         None,

@@ -293,7 +293,7 @@ def _read_evaluations(run: str, metric: str) -> list[float]:
 
 
 def _describe_exit(code: int) -> str:
-    """Returns a text about an exit code, such as "ended by SIGKILL" for 137 (out of memory?)."""
+    """Returns a text about an exit code, such as "ended by SIGKILL" for 137 (out of memory)."""
     names = {128 + number: number.name for number in signal.Signals}
     return f"ended by {names[code]}" if code in names else f"exit code {code}"
 

@@ -163,7 +163,7 @@ def describe_experiment(found: Any, where: str) -> Experiment:
         where: the name of its file, for errors.
 
     Raises:
-        UserError: it is not an experiment.
+        UserError: the result is not an experiment.
     """
     if not isinstance(found, Experiment):
         raise UserError(

@@ -238,7 +238,7 @@ class DeviceOptions:
         None,
         "auto, local, none, or the name of a TPU",
         metavar="NAME",
-        shown="that of the config, else auto",
+        shown="cluster.tpu of the config, otherwise auto",
     )
     virtual_devices: int | None = flag(
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
