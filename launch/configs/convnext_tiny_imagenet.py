@@ -5,7 +5,7 @@
 Recipe: Liu et al. 2022 (https://arxiv.org/abs/2201.03545), table 5: 82.1 % top-1 on the validation
 images, resized to 256 pixels and cropped to 224. Not run here. `data_dir` is where TFDS prepared
 imagenet2012. The batch of 4096 is 128 images per core on a v3-32; on a smaller slice use
-`--config.train.gradient_accumulation_steps`, which gives the same numbers.
+`--config.train.gradient_accumulation_steps`, which gives the same results.
 """
 
 from tftpu import models

@@ -2,8 +2,8 @@
 
     tftpu train digits_resnet
 
-It takes one to two minutes on 2 CPU cores and reaches an accuracy of 0.997. Eight virtual replicas
-(`--virtual_devices=8`) start with the same numbers, which drift apart only by rounding.
+It takes one to two minutes on 2 CPU cores and reaches an accuracy of 0.997. The results with eight
+virtual replicas (`--virtual_devices=8`) differ only by rounding.
 """
 
 from tftpu.config import Experiment, OptimizerConfig, TrainConfig

@@ -6,7 +6,7 @@ Recipe: torchvision's reference training (references/classification of pytorch/v
 weights reach 84.2 % top-1 at 384 pixels. Differences: RandAugment instead of TrivialAugment, no
 repeated augmentation, evaluation at 300 pixels; so expect less. Not run here. Tan & Le 2021
 (https://arxiv.org/abs/2104.00298) report 83.9 % with images that grow during training. `data_dir`
-is where TFDS prepared imagenet2012. A core of a v3-32 has 32 images.
+is where TFDS prepared imagenet2012. The batch is 32 images per core on a v3-32.
 """
 
 from tftpu import models
@@ -31,7 +31,7 @@ def get_config() -> Experiment:
             learning_rate=0.5,
             momentum=0.9,
             warmup_steps=5 * epoch,
-            # torchvision adds 2e-5 to the gradient, and its momentum of 0.9 multiplies that by 10.
+            # torchvision adds 2e-5 of a weight to its gradient; momentum 0.9 multiplies it by 10.
             weight_decay=2e-4,
         ),
         train=TrainConfig(

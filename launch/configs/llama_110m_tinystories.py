@@ -4,7 +4,7 @@
 
 Recipe: the defaults of train.py in karpathy/llama2.c, whose README reports a loss of 0.760 on the
 validation stories for this size. Its windows cross from one story to the next, but here attention
-and loss do not, so the numbers are close, not equal. Not run here. `data_dir` is a folder of packed
+and loss do not, so the losses are close, not equal. Not run here. `data_dir` is a folder of packed
 shards made with the tokenizer.json of Llama 2 (32,000 tokens) and a context of 1024; see `tftpu
 data convert`.
 """

@@ -32,8 +32,8 @@ def get_config() -> Experiment:
             warmup_steps=5 * EPOCH,
             decay="step",
             decay_steps=(30 * EPOCH, 60 * EPOCH, 80 * EPOCH),
-            # Decoupled weight decay: the paper adds 1e-4 to the gradient, which momentum multiplies
-            # by 10.
+            # Decoupled weight decay: the paper adds 1e-4 of a weight to its gradient, which
+            # momentum multiplies by 10.
             weight_decay=1e-3,
         ),
         train=TrainConfig(

@@ -5,7 +5,7 @@
 Recipe: Beyer et al. 2022 (https://arxiv.org/abs/2205.01580), whose config for big_vision reports
 76.5 % top-1 after 6 to 7 hours on a v3-8; 80.0 % after 300 epochs (`--config.train.steps=375300`).
 They train on the first 99 % of the training images. Not run here. `data_dir` is where TFDS prepared
-imagenet2012. A core of a v3-8 has 128 images.
+imagenet2012. The batch is 128 images per core on a v3-8.
 """
 
 from tftpu import models

@@ -2,4 +2,4 @@
 
 from typing import Any
 
-Pipeline = Any  # of `tftpu.input_pipelines.training`; its class would load TensorFlow
+Pipeline = Any  # returned by `tftpu.input_pipelines.training`; importing it loads TensorFlow

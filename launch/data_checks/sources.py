@@ -35,17 +35,17 @@ def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
             found.append(Finding("error", f"{part}: a TPU does not support {part.dtype.name}."))
     expected = tf.nest.flatten(announced)
     if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow the announced parts
-        found.append(Finding("error", f"Batches are {spec}; batch_spec() says {announced}."))
+        found.append(Finding("error", f"Batches are {spec}; batch_spec() returns {announced}."))
     parts = [f"{p.dtype.name}{list(p.shape)}" for p in tf.nest.flatten(spec)]
     return found or [Finding("ok", f"a host's batch is {', '.join(parts)}")]
 
 
 def inspect_plain(hosts: int) -> list[Finding]:
-    """Reports what a plain `tf.data.Dataset` costs in comparison with a pipeline."""
-    text = "the data are a tf.data.Dataset: a resumed run reads up to its position again"
+    """Reports the disadvantages of a plain `tf.data.Dataset` in comparison with a pipeline."""
+    text = "the data are a tf.data.Dataset: a resumed run reads earlier batches again"
     found = [Finding("ok", text)]
     if hosts > 1:
-        text = f"each of {hosts} hosts reads all of the tf.data.Dataset, and trains on its part"
+        text = f"each of {hosts} hosts reads all of the tf.data.Dataset, and trains on its share"
         found.append(Finding("warning", text))
     return found
 
@@ -73,11 +73,11 @@ def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
         )
     if mean < _SMALL and count > hosts and files.is_remote(source.pieces[0].path):
         size = format_size(mean)
-        text = f"shards of {size} are small, and slow to open in a bucket: about 150 is best"
+        text = f"shards of {size} are small, and slow to open in a bucket: about 150 MiB is best"
         found.append(Finding("warning", text))
     if mean > _LARGE:
         found.append(
-            Finding("warning", f"shards of {format_size(mean)} are large: about 150 is best")
+            Finding("warning", f"shards of {format_size(mean)} are large: about 150 MiB is best")
         )
     if source.compression or not all(piece.offsets for piece in source.pieces):
         text = "the shards have no index (or are compressed): resuming inside one reads all of it"
@@ -95,11 +95,11 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     Args:
         pipeline: the pipeline of the training split.
         hosts: number of hosts that share a batch.
-        limit: the bytes of that memory.
+        limit: the bytes of the host's memory.
     """
     import tensorflow as tf
 
-    source = getattr(pipeline, "source", pipeline)  # a user's own may have no source
+    source = getattr(pipeline, "source", pipeline)  # a user's pipeline may have no source
     if hasattr(source, "examples"):
         held = sum(_count_bytes(array) for array in tf.nest.flatten(source.examples))
         what = "the whole data set and 4 batches"
@@ -120,7 +120,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
 
 
 def _count_bytes(array: np.ndarray) -> int:
-    """Returns the bytes of an array, with those of its texts."""
+    """Returns the bytes of an array; if its elements are texts, of these."""
     return array.nbytes if array.dtype != object else sum(map(sys.getsizeof, array.flat))
 
 

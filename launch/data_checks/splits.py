@@ -1,4 +1,4 @@
-"""Checks the evaluation split, and whether its examples stand in the training split."""
+"""Checks the evaluation split, and whether its examples are also in the training split."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from tftpu.runtime.slow import reporting_if_slow
 
 
 def inspect_evaluation(data: Any) -> list[Finding]:
-    """Checks that the evaluation split is there and another one, and reads its first batch."""
+    """Checks that the evaluation split can be read and is not the same as the training split."""
     from tftpu import input_pipelines
     from tftpu.launch.run import summary
 
@@ -36,13 +36,13 @@ def inspect_evaluation(data: Any) -> list[Finding]:
 def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Finding]:
     """Looks for evaluation examples in the training split.
 
-    Augmentation changes pictures (see `inspect_images`), synthetic examples are all alike, and a
-    repeated document stands in other windows.
+    Examples of tftpu's sources for images, text and synthetic data cannot be compared here: images
+    are augmented, documents are cut at other places, and synthetic examples are all alike.
 
     Args:
         data: the data, before a model's preprocessor.
-        pipeline: their training split, if it is open.
-        seed: of the training split.
+        pipeline: the training split; None if it is not open yet.
+        seed: the seed of the training split.
     """
     import tensorflow as tf
 
@@ -53,7 +53,7 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
     left_out = Images | StreamedImages | Synthetic | Text | Tokens
     if isinstance(data, left_out) or summary.describe_same_split(data):
         return []
-    hidden = contextlib.redirect_stdout(io.StringIO())  # printed when they were opened before
+    hidden = contextlib.redirect_stdout(io.StringIO())  # it was printed when they first opened
     try:
         with own_code.failures_of_class(data, "evaluation"), hidden:
             opened = pipeline or input_pipelines.training(data, seed)

@@ -1,4 +1,4 @@
-"""Compares the values of the first batches with what the model takes."""
+"""Compares the values of the first batches with the limits of the model."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
 from tftpu.launch.settings import own_code
 
-_BATCHES = 3  # batches whose numbers are compared with the model's limits
+_BATCHES = 3  # batches whose values are compared with the model's limits
 
 
 def read_first_batches(pipeline: Pipeline, hosts: int) -> list[Any]:
@@ -27,7 +27,7 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     """Compares class ids and tokens with the model's classes and vocabulary, if it has them.
 
     Args:
-        model: the config's model, of a family of the zoo: another's fields may mean anything.
+        model: the config of a model of the zoo; fields of other models may mean anything.
         batches: some batches of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
         ignored: the class id that the loss ignores, its `ignore_class`.
     """
@@ -57,7 +57,7 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
 
 
 def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> list[Finding]:
-    """Counts the texts that the preprocessor of a KerasHub model cuts.
+    """Counts the texts that the preprocessor of a KerasHub model truncates.
 
     Args:
         experiment: the experiment.
@@ -72,7 +72,7 @@ def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> l
     most = known[0].shape[-1]
     lengths = count_tokens(experiment, hosts) if full.any() else np.zeros(0, int)
     y = batches[0][1] if _has(batches[0], 1) else None
-    # Of texts that are predicted token by token, the last one is a label alone.
+    # If texts are predicted token by token, the last token is only a label.
     lengths = lengths - (getattr(y, "shape", ())[1:] == (most,))
     cut = int((lengths > most).sum())
     of = f"of {counted(full.size, 'text')} of the first batches"
@@ -89,7 +89,7 @@ def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> l
 
 
 def count_tokens(experiment: Experiment, hosts: int) -> np.ndarray:
-    """Returns the tokens of each text of the first batches of a KerasHub model, uncut."""
+    """Returns each text's number of tokens in the first batches, before KerasHub truncates it."""
     from tftpu import input_pipelines
     from tftpu.models.keras_hub import prepared
 
@@ -100,7 +100,7 @@ def count_tokens(experiment: Experiment, hosts: int) -> np.ndarray:
 
 
 def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Finding]:
-    """Compares labels and ids with the outputs and embeddings of a user's model, which is built.
+    """Builds a user's model, and compares labels and ids with its outputs and embeddings.
 
     Args:
         experiment: the config.
@@ -116,7 +116,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
         experiment, train=dataclasses.replace(experiment.train, steps=1, epochs=None)
     )
     try:
-        if build.has_objectives(experiment):  # its losses may take any numbers
+        if build.has_objectives(experiment):  # its losses may take any values
             return []
         devices = selection.connect("none", 1, keras.backend.backend()).scope()
         with devices, own_code.failures_of_class(experiment.model, "build"):
@@ -130,7 +130,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
             if outside:
                 return [Finding("error", f"in the first batches, {outside}.")]
             values = np.ravel(limit.values)
-            allowed = values[(values >= 0) & (values < limit.size)]  # others have no weight
+            allowed = values[(values >= 0) & (values < limit.size)]  # others have weight 0
             seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
     found = []
     for owner, parts in seen.items():
@@ -142,7 +142,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
 
 
 def _describe_batch(batch: Any) -> Any:
-    """Returns the symbolic tensors of a batch of arrays."""
+    """Returns symbolic tensors with the shapes and dtypes of a batch of arrays."""
     import keras
 
     return keras.tree.map_structure(
@@ -155,7 +155,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns the ids in a batch's features or labels with a weight above 0; None without ids."""
+    """Returns the ids in a batch's features or labels whose weight is not 0; None without ids."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""Tells Colab, Kaggle, TPU VMs and GKE apart, and asks the metadata server about the slice."""
+"""Recognizes Colab, Kaggle, TPU VMs and GKE, and asks the metadata server about the slice."""
 
 import urllib.error
 import urllib.request
@@ -10,7 +10,7 @@ _TIMEOUT_S = 0.5  # seconds; a metadata server is on the machine itself and answ
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report."""
+    """Returns the facts for the top of the report: the place and its TPU slice."""
     environ = machine.environ
     accelerator = read_attribute(machine, "accelerator-type")
     if "COLAB_RELEASE_TAG" in environ:

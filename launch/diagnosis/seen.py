@@ -30,10 +30,10 @@ print({_MARK!r} + json.dumps({{"version": jax.__version__, "devices": kinds}}))
 
 
 def ask_tensorflow(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
-    """Returns the fact for the report, and the problem if TensorFlow does not answer.
+    """Returns TensorFlow's devices for the report, and the problem if TensorFlow does not answer.
 
     Args:
-        machine: the machine whose environment variables are used; the packages are this process's.
+        machine: the machine whose environment variables are used, with this process's packages.
     """
     seen, problems = _run_program(_TENSORFLOW, "tensorflow", "TensorFlow", machine)
     if seen is None:
@@ -46,7 +46,7 @@ def ask_tensorflow(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
 
 
 def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
-    """Returns the fact for the report, and the problem if JAX does not answer.
+    """Returns JAX's devices for the report, and the problem if JAX does not answer.
 
     Args:
         machine: see `ask_tensorflow`.

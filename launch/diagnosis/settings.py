@@ -19,14 +19,14 @@ _DEFAULTS = {
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report: settings that change the numbers of a run."""
+    """Returns the facts for the top of the report: settings that change the results of a run."""
     found = [f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ]
     found += [f"{text} in keras.json" for text in _list_changed(machine)]
     return {"Changes numbers": ", ".join(found) or "nothing is set"}
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Finds Keras settings with which training fails, or trains other models than elsewhere."""
+    """Finds Keras settings that make training fail, or change its results."""
     found = []
     name = machine.environ.get("KERAS_BACKEND") or backend.SERVED[0]
     if name not in backend.SERVED:
@@ -34,7 +34,7 @@ def find_problems(machine: Machine) -> list[Problem]:
             Problem(
                 "keras-backend",
                 f"KERAS_BACKEND is {name!r}.",
-                "tftpu trains on Keras's TensorFlow and JAX backends: no command trains.",
+                "tftpu needs Keras's TensorFlow or JAX backend: no command can train.",
                 "unset KERAS_BACKEND",
             )
         )
@@ -44,7 +44,7 @@ def find_problems(machine: Machine) -> list[Problem]:
             Problem(
                 "legacy-keras",
                 "TF_USE_LEGACY_KERAS makes tf.keras Keras 2.",
-                "tftpu trains models of Keras 3: those that code builds by tf.keras are refused.",
+                "tftpu trains models of Keras 3, and refuses models that are built with tf.keras.",
                 "unset TF_USE_LEGACY_KERAS",
             )
         )
@@ -55,7 +55,7 @@ def find_problems(machine: Machine) -> list[Problem]:
             Problem(
                 "keras-settings",
                 unusable,
-                "Keras reads its settings when it is imported: no command trains.",
+                "Keras reads its settings when it is imported: no command can train.",
                 f"rm {file}" if file.exists() else "unset KERAS_NNX_ENABLED",
             )
         )
@@ -65,7 +65,7 @@ def find_problems(machine: Machine) -> list[Problem]:
                 "keras-settings",
                 f"{file} sets {', '.join(changed)}.",
                 "Keras layers and losses take these settings as defaults, so they compute "
-                "something else than on other machines. The models of the zoo do not.",
+                "other results than on other machines. The models of the zoo do not.",
                 f"rm {file}",
             )
         )

@@ -22,7 +22,7 @@ def list_devices(machine: Machine) -> list[str]:
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report."""
+    """Returns the facts for the top of the report: TPU chips and environment variables."""
     chips = list_devices(machine)
     variables = [
         f"{name}={machine.environ[name]}" for name in _VARIABLES if name in machine.environ
@@ -53,8 +53,8 @@ def _find_holder(machine: Machine) -> Problem | None:
             words = _read(process / "cmdline").replace("\0", " ").strip()[:80]
             return Problem(
                 "tpu-held",
-                f"Process {process.name} ({words}){_describe_framework(process)} holds the TPU.",
-                "A TPU belongs to one process at a time: others find no devices.",
+                f"Process {process.name} ({words}){_describe_framework(process)} is using the TPU.",
+                "Only one process at a time can use a TPU: others find no devices.",
                 f"kill {process.name}",
             )
     return None
@@ -93,7 +93,7 @@ def _find_stale_lockfile(machine: Machine) -> Problem | None:
         return None
     return Problem(
         "stale-lockfile",
-        f"{LOCKFILE} exists, and no process of yours uses the TPU.",
+        f"{LOCKFILE} exists, although no process of yours uses the TPU.",
         'A process that died left it; TensorFlow then fails with "No matching devices found for '
         "'/device:TPU_SYSTEM:0'\".",
         f"sudo rm {LOCKFILE}",

@@ -26,7 +26,7 @@ _HASHED_FILES = 12
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report."""
+    """Returns the facts for the top of the report: the versions of Python and of packages."""
     facts = {"Python": ".".join(map(str, machine.python))}
     installed = _find_installed(machine)
     owner = _find_owner(installed) if len(installed) > 1 else None
@@ -78,8 +78,8 @@ def _find_python_problem(machine: Machine) -> Problem | None:
     return Problem(
         "python-version",
         f"This is Python {version}; tftpu runs on 3.11, 3.12 and 3.13.",
-        "TensorFlow 2.20, the version with a TPU wheel, has no wheel for another Python. Install "
-        "tftpu in a new environment, as in this one.",
+        "TensorFlow 2.20, the version with a TPU wheel, has no wheel for another Python. Make a "
+        "new environment, and install tftpu there.",
         "python3.12 -m venv .venv",
     )
 
@@ -92,7 +92,7 @@ def jax_drives_tpus(machine: Machine) -> bool:
 def _find_jax_only_problem(
     machine: Machine, installed: dict[str, Distribution], by_jax: bool
 ) -> Problem | None:
-    """Returns the problem of a TPU that only JAX supports, with packages by which it cannot."""
+    """Returns the problem that only JAX supports the attached TPU, but lacks packages for it."""
     name = find_attached_tpu(str(machine.root), machine.environ)
     generation = GENERATIONS.get(name or "")
     if by_jax or generation is None or generation.supports_tensorflow:
@@ -193,8 +193,8 @@ def _find_libtpu_problem(machine: Machine, tensorflow: str) -> Problem | None:
         return None
     return Problem(
         "libtpu-version",
-        f"libtpu {libtpu} does not match tensorflow-tpu {tensorflow}, which runs with {low} up to, "
-        f"but not with, {high}.",
+        f"libtpu {libtpu} does not match tensorflow-tpu {tensorflow}, which needs {low} or later, "
+        f"but older than {high}.",
         "libtpu removes symbols without notice: with one that is too new, "
         "`import tensorflow` aborts (ConfigureDistributedTpuOp_DoWork not available in this "
         "library). jax and the preflight extra install such a version.",
@@ -292,7 +292,7 @@ def _find_metadata_problem(machine: Machine) -> Problem | None:
         "tensorflow-metadata-version",
         f"tensorflow-metadata {metadata} needs protobuf 6.31 or later, and this is {protobuf}.",
         "Importing tensorflow-datasets fails with a VersionError of protobuf. TensorFlow 2.19 "
-        "holds protobuf below 6.",
+        "requires protobuf below 6.",
         "pip install 'tensorflow-metadata<1.18'",
     )
 
@@ -321,8 +321,8 @@ def _find_installed(machine: Machine) -> dict[str, Distribution]:
 def _find_owner(installed: dict[str, Distribution]) -> str | None:
     """Returns the wheel whose recorded hashes match the files; None if the files are mixed.
 
-    Only files on which the records disagree are hashed, the smallest first, because the large
-    libraries have a gigabyte.
+    Only files on which the records disagree are hashed, the smallest ones, because the libraries
+    have a gigabyte.
     """
     records = {name: _read_record(distribution) for name, distribution in installed.items()}
     paths = {path for record in records.values() for path in record if _is_tensorflow(path)}

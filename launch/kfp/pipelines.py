@@ -28,9 +28,10 @@ class PipelinePlan:
         predict: what to predict in the end, as for `tftpu predict --input`; None: nothing.
         search: the space of a search before the training; None: no search.
         search_flags: further flags of `tftpu search`.
-        train: makes the task that trains in a folder; None: `steps.train`, repeated if it fails.
+        train: a function that returns the task that trains in a folder; None: `steps.train`, which
+            is retried if it fails.
         run: placeholder that names each run of the pipeline.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
 
     image: str

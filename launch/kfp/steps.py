@@ -35,7 +35,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
         sys.exit(f"The flags {flags!r} of tftpu {name} cannot be read: {error}.")
     program = os.path.join(os.path.dirname(sys.executable), "tftpu")
     if not setup and not os.path.exists(program):
-        sys.exit(f"There is no {program}: the image of a step has to have tftpu in its Python.")
+        sys.exit(f"There is no {program}: tftpu must be installed in the image of a step.")
     command = [program, *words]
     # The shell functions are those of `tftpu launch`; `train` runs the command in `arguments`.
     if setup:
@@ -65,7 +65,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
 
 
 def _format_code_flag(config: str) -> list[str]:
-    """Returns the flag by which a command may import the run's own code, on any machine."""
+    """Returns the flag that lets a command import the config file of the run, on any machine."""
     return [f"--config={config}"] if config.endswith(".py") else []
 
 
@@ -126,7 +126,7 @@ def convert(
         output: folder of the data set.
         dataset: the artifact that names that folder.
         flags: further flags of the command.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     _run_tftpu(["data", "convert", f"--source={source}", f"--output={output}"], flags, setup)
     _write_place(dataset, output, source=source)
@@ -143,7 +143,7 @@ def check(
         data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, as on the command line.
         condition: the condition of the gate after the training, whose metrics must be the config's.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
     words += [f"--gate={condition}"] if condition else []
@@ -172,7 +172,7 @@ def search(
         data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, as on the command line.
         flags: further flags of the command, and changes of the config for the search only.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
 
     Returns:
         The best values, for `best` of `train`.
@@ -207,7 +207,7 @@ def train(
         data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, and other flags, as on the command line.
         best: the values that `search` returned.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = ["train", f"--config={config}", f"--workdir={workdir}"]
     words += [f"--config.data.data_dir={data_dir}"] if data_dir else []
@@ -226,7 +226,7 @@ def evaluate(
         metrics: the artifact with loss and metrics on the evaluation split; its file is the
             command's output.
         config: the path of the run's config in the image, if it is your own.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     import json
     import os
@@ -287,7 +287,7 @@ def export(
         model: the artifact that names that path.
         config: the path of the run's config in the image, if it is your own.
         flags: further flags of the command.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = ["export", f"--workdir={workdir}", f"--to={output}"]
     _run_tftpu([*words, *_format_code_flag(config)], flags, setup)
@@ -313,7 +313,7 @@ def predict(
         predictions: the artifact that names that folder.
         config: the path of the run's config in the image, if it is your own.
         flags: further flags of the command.
-        setup: in a pipeline of `tftpu launch`, the shell functions that install what it sent.
+        setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = ["predict", f"--workdir={workdir}", f"--input={input}", f"--output={output}"]
     _run_tftpu([*words, *_format_code_flag(config)], flags, setup)

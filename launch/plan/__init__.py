@@ -1,1 +1,1 @@
-"""The plan of a run: the search for the slice, mesh and memory settings that it costs least on."""
+"""The plan of a run: the search for the cheapest slice, mesh and memory settings."""

@@ -1,6 +1,6 @@
-"""Closed forms for a candidate: what no program of it can do without, and about what it takes.
+"""Closed forms for a candidate's memory and step time: lower bounds, and rough estimates.
 
-The bounds prune candidates without compiling them; the estimate puts those that are left in order.
+The bounds prune candidates without compiling them; the estimates sort the other candidates.
 """
 
 import dataclasses
@@ -12,15 +12,15 @@ from tftpu.launch.plan.candidates import Candidate, count_shards, name_state
 from tftpu.preflight.pricing.collectives import estimate_all_reduce
 from tftpu.tpu.slices import Slice
 
-_SENT = 0.5  # bytes of bfloat16, in which weights and gradients are sent, of those of float32
-_RECOMPUTED = 4 / 3  # work of a step whose blocks are computed twice, of one that keeps all
-# What a step keeps beside state and gradients, in sizes of the inputs of its blocks. Llama 3.1 8B
-# with flash attention, compiled: 36, with products 12, with inputs of blocks alone 2.5.
+_SENT = 0.5  # weights and gradients are sent as bfloat16, in half of the bytes of float32
+_RECOMPUTED = 4 / 3  # FLOPs of a step that computes its blocks twice, relative to one that does not
+# Bytes of a step's activations by remat, relative to the inputs of its blocks. Compiled Llama 3.1
+# 8B with flash attention: 36 ("none"), 12 ("products") and 2.5 ("block").
 _KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
-# As in 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, to 37 %: products take
-# longer than at the peak, and what a step keeps passes the memory several times.
+# Fitted to 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, with errors up to
+# 37 %: products run below peak, and activations are written and read several times.
 _WORK, _PASSES = 1.3, 8
-_BLOCK_SUMS = 4  # sums over `tensor` of a block: after attention and MLP, forward and backward
+_BLOCK_SUMS = 4  # a block's all-reduces over `tensor`: after attention and MLP, also backward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Facts:
 
     Attributes:
         flops: model FLOPs of a global batch, forward and backward.
-        examples: the global batch.
-        tokens: the tokens of a global batch; None for data of other kinds.
-        input_bytes: bytes of an example that enter the model's blocks.
-        parameters: the model's, trained or not.
-        weights: bytes of all weights, and `trained` of those that are trained.
+        examples: the number of examples in a global batch.
+        tokens: the number of tokens in a global batch; None for data of other kinds.
+        input_bytes: bytes of one example at the input of the model's blocks.
+        parameters: the number of the model's parameters, trained or not.
+        weights, trained: bytes of all weights, and of the trained ones.
         blocks: whether `train.remat` can recompute blocks of the model.
-        statistics: whether the model has statistics of a microbatch.
+        statistics: whether the model normalizes with statistics of a microbatch.
         states: the bytes of the state on a device, by `candidates.name_state`; or why the
-            model cannot be divided so.
+            model cannot be sharded that way.
     """
 
     flops: int
@@ -54,17 +54,17 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A candidate with its closed forms.
+    """A candidate with its bounds and estimates.
 
     Attributes:
         candidate: the candidate.
         state_bytes: bytes of weights, optimizer's state and averages on a device.
-        least_bytes: bytes of a device's memory that no program of it can do without.
-        likely_bytes: about the bytes that a program needs.
+        least_bytes: lower bound of the bytes that the program needs on a device.
+        likely_bytes: estimate of the bytes that the program needs on a device.
         limit_bytes: bytes of a device's memory.
         least_seconds: time of a step at peak FLOP/s or peak bandwidth, whichever is longer.
-        likely_seconds: about the time of its work, its traffic and its exchange one after the
-            other.
+        likely_seconds: estimate of a step's time: its computation, memory traffic and
+            communication in sequence.
         usd_hour: dollars for an hour of the slice.
     """
 
@@ -79,15 +79,15 @@ class Estimate:
 
 
 def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float) -> Estimate:
-    """Returns the closed forms of a candidate.
+    """Returns the bounds and estimates for a candidate.
 
-    The memory is that of the state, and of the inputs of blocks unless they are kept on the host.
-    The work is the model's; the traffic reads the weights, and reads and writes what the optimizer
-    keeps.
+    The least memory is that of the state, and of the inputs of blocks unless the host keeps them.
+    The least time is that of the model's FLOPs, or of the memory traffic that reads the weights,
+    and reads and writes the optimizer's state.
 
     Args:
         candidate: the candidate.
-        target: its slice.
+        target: the slice of the candidate.
         facts: the facts about the config.
         usd_hour: dollars for an hour of the slice.
     """
@@ -95,7 +95,7 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     state = facts.states[name_state(candidate.mesh, target)]
     assert not isinstance(state, str), state
     examples = facts.examples // count_shards(candidate.mesh, target)
-    # Inputs of blocks may be cut along these axes, too.
+    # Inputs of blocks may be sharded along these axes, too.
     entering = facts.input_bytes * examples // (sizes[SEQUENCE] * sizes[TENSOR])
     part = entering // candidate.microbatches
     gradients = facts.trained // (sizes[FSDP] * sizes[TENSOR])
@@ -104,8 +104,8 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     again = 1.0 if candidate.remat in ("none", "products") else _RECOMPUTED
     exchange = _estimate_exchange(candidate.microbatches, sizes, target, facts, examples)
     kept = _PASSES * _KEPT[candidate.remat] * entering / target.bytes_per_s
-    # Each microbatch reads the weights forward and backward; several add to sums of the gradients,
-    # which are written, read and written again.
+    # Each microbatch reads the weights forward and backward. With several microbatches, sums of
+    # the gradients are also written, read and written again.
     sums = gradients if candidate.microbatches > 1 else 0
     reads = candidate.microbatches * (2 * state.weights + 3 * sums) / target.bytes_per_s
     return Estimate(
@@ -123,7 +123,7 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
 def _estimate_exchange(
     microbatches: int, sizes: Mapping[str, int], target: Slice, facts: Facts, examples: int
 ) -> float:
-    """Returns about how long the devices exchange in a step.
+    """Returns an estimate of the seconds of a step in which devices communicate.
 
     Along `fsdp` each microbatch gathers the weights twice, and scatters the sums of the gradients;
     along `data` the gradients are summed once; along `tensor` each block sums its outputs.
@@ -140,7 +140,7 @@ def _estimate_exchange(
 
 
 def _sum_seconds(size: float, devices: int, target: Slice) -> float:
-    """Returns the time of an all-reduce over some devices, which is twice that of a gather."""
+    """Returns the seconds of an all-reduce over some devices; a gather takes half as long."""
     if devices == 1:
         return 0.0
     chips = max(1, min(devices, target.chips_per_slice) // target.generation.cores)

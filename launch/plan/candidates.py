@@ -1,6 +1,6 @@
-"""The candidates of a plan: slices, and the fields of a config that leave the numbers as they are.
+"""The candidates of a plan: slices, and settings of a config that do not change what it computes.
 
-The global batch is that of the config, so each candidate trains the same.
+All candidates have the global batch of the config, so each one trains the same model.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from tftpu.tpu.slices import Slice, parse_slice
 
 MESH, MICROBATCHES = "cluster.mesh", "train.gradient_accumulation_steps"
 ATTENTION = "model.attention"
-_MOST_TENSOR = 8  # devices along `tensor`; more are for models that no plan can compile
+_MOST_TENSOR = 8  # devices along `tensor`; models that need more are too large to compile in a plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Candidate:
 
     Attributes:
         slice: the name of the slice.
-        mesh: all sizes of the mesh of its devices; "" on the TensorFlow engine, which has none.
-        remat: what the backward pass recomputes.
-        microbatches: the microbatches that each shard of the global batch is cut into.
-        attention: what computes the model's attention; "" if the config has no such field.
+        mesh: the mesh with the size of every axis; "" on the TensorFlow engine, which has none.
+        remat: what the backward pass recomputes, such as "block".
+        microbatches: the number of microbatches that each shard of the global batch is split into.
+        attention: the implementation of the model's attention; "" if the config has no such field.
     """
 
     slice: str
@@ -52,7 +52,7 @@ class Space:
 
     Attributes:
         experiment: the config with the overrides of the command line.
-        fixed: the fields that these overrides set: they are kept.
+        fixed: the fields that these overrides set, which the plan keeps.
     """
 
     experiment: Experiment
@@ -65,21 +65,21 @@ class Space:
 
     @property
     def has_attention(self) -> bool:
-        """True if the model has a field for what computes its attention."""
+        """True if the model has a field for the implementation of its attention."""
         return getattr(self.experiment.model, "attention", None) in ATTENTIONS
 
     @property
     def remat_field(self) -> str:
-        """The field that says what is recomputed: models of the zoo have their own."""
+        """The field for rematerialization: "model.remat" if the model has it, or "train.remat"."""
         return "model.remat" if hasattr(self.experiment.model, "remat") else "train.remat"
 
     def plan_cluster(self) -> ClusterConfig:
-        """Returns the cluster on the engine that is planned for, without a mesh."""
+        """Returns the cluster config with the engine of the plan, and without a mesh."""
         engine = "jax" if self.has_mesh else "tensorflow"
         return dataclasses.replace(self.experiment.cluster, engine=engine, mesh=None)
 
     def read_remat(self) -> str:
-        """Returns what the config recomputes."""
+        """Returns the config's value of `remat_field`."""
         return self._read(self.remat_field)
 
     def list_meshes(self, target: Slice) -> list[str]:
@@ -106,10 +106,10 @@ class Space:
             return []
 
     def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
-        """Returns a slice and a mesh for each state that devices may hold, by `name_state`.
+        """Returns a slice and a mesh for each way to shard the state, by `name_state`.
 
         Args:
-            targets: the slices. What does not divide the global batch is left out.
+            targets: the slices. Meshes that do not divide the global batch are left out.
         """
         batch = self.experiment.data.global_batch_size
         return {
@@ -125,8 +125,8 @@ class Space:
         Args:
             target: the slice.
             blocks: whether the model has blocks that `remat` can recompute.
-            statistics: whether the model has statistics of a microbatch, so that other microbatches
-                would train something else.
+            statistics: whether the model normalizes with statistics of a microbatch, so another
+                number of microbatches would change what it trains.
         """
         train = self.experiment.train
         for mesh in self._list_fitting_meshes(target):
@@ -154,7 +154,7 @@ class Space:
         return self._find_refusal(one, shards) or "The batch cannot be divided."
 
     def apply(self, candidate: Candidate) -> Experiment:
-        """Returns the experiment of a candidate, on the engine that it is planned for."""
+        """Returns the experiment with the settings of a candidate, on the plan's engine."""
         values = self._list_values(candidate)
         groups: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "cluster": {}}
         for path, value in values.items():
@@ -177,11 +177,11 @@ class Space:
         ]
 
     def format_candidate(self, candidate: Candidate) -> str:
-        """Returns a candidate in words: "v5e-8 model.remat=block"."""
+        """Returns a candidate as text, such as "v5e-8 model.remat=block"."""
         return " ".join([candidate.slice, *self.list_changes(candidate)])
 
     def has_settings(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate has what the config sets: `auto`, or no mesh, is any."""
+        """Returns whether a candidate has the config's settings; `auto`, or no mesh, fits all."""
         values = self._list_values(candidate)
         given = {path: self._read(path) for path in values}
         if given.get(MESH) not in (None, AUTO):
@@ -207,7 +207,7 @@ class Space:
         if self.remat_field == "train.remat" and not blocks:
             return ["none"]
         left_out = () if self.has_mesh else JAX_REMATS
-        kernel = "attention"  # without a kernel it keeps what "block" does
+        kernel = "attention"  # without the flash kernel, it keeps the same as "block"
         kept = {self.read_remat(), *([kernel] if attention == "flash" else [])}
         return [r for r in REMATS if r not in left_out and (r != kernel or r in kept)]
 
@@ -231,5 +231,5 @@ def count_shards(mesh: str, target: Slice) -> int:
 
 
 def name_state(mesh: str, target: Slice) -> str:
-    """Returns the name of the state that a device holds, which equal numbers of devices share."""
+    """Returns a key for how the state is sharded: the number of devices and the mesh."""
     return f"{target.replicas} {mesh}".strip()

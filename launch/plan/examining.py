@@ -1,7 +1,7 @@
-"""Examines the candidates of a plan: the facts for its closed forms, and what preflight says.
+"""Measures the facts for a plan's bounds, and examines its candidates with preflight.
 
-One thread builds and lowers models, and as many as this machine has cores wait for a compiler's
-process each.
+One thread builds and lowers models; as many threads as this machine has cores each wait for a
+compiler process.
 """
 
 import math
@@ -38,8 +38,8 @@ from tftpu.tensors import Nest
 from tftpu.tpu.slices import Slice, parse_slice
 
 _CONVOLUTIONS = (
-    f"Most layers are convolutions, of which a plan does not know what they exchange along "
-    f"{TENSOR!r}: give such a mesh by --config.cluster.mesh."
+    f"Most layers are convolutions, whose communication along {TENSOR!r} a plan cannot estimate: "
+    f"to include such a mesh, set --config.cluster.mesh."
 )
 
 
@@ -47,7 +47,7 @@ class PlanExaminer:
     """Examines the candidates of a config.
 
     Args:
-        space: the config as preflight compiles it, and the fields that may be chosen.
+        space: the config as preflight compiles it, and the fields that the plan may choose.
         batch_spec: the spec of its global batch.
     """
 
@@ -56,14 +56,14 @@ class PlanExaminer:
         self._caller = Caller()
 
     def measure_facts(self, states: Mapping[str, tuple[Slice, str]], known: Facts | None) -> Facts:
-        """Returns the facts about the config, from models without values.
+        """Returns the facts about the config, from models whose variables have no values.
 
         Args:
-            states: a slice and a mesh for each state to measure, by its name.
-            known: what was measured before.
+            states: a slice and a mesh for each state to measure; see `Space.list_states`.
+            known: the facts that were measured before, or None.
 
         Raises:
-            UserError: there is no state, as no slice divides the batch, or no model on any mesh.
+            UserError: no slice divides the global batch, or no mesh divides the model.
         """
         first = keras.tree.flatten(self._batch_spec)[0]
         examples: int = first.shape[0]
@@ -89,7 +89,7 @@ class PlanExaminer:
                     first_built = first_built or (built, target)
         if first_built is None:
             raise UserError(
-                f"No mesh of the slices can divide the global batch of {examples} examples, or the "
+                f"With the global batch of {examples} examples, no mesh of the slices divides the "
                 f"model: {next(iter(measured.values()))}"
             )
         one, target = first_built
@@ -108,7 +108,7 @@ class PlanExaminer:
         )
 
     def _leaves_out(self, mesh: str, model: keras.Model) -> bool:
-        """Returns whether a plan leaves a mesh out, as no closed form says what it exchanges."""
+        """Returns whether a mesh is left out because its communication cannot be estimated."""
         own = self._space.experiment.cluster.mesh
         asked = own not in (None, AUTO) and TENSOR in parse_mesh(own)
         return TENSOR in parse_mesh(mesh) and not asked and is_convolutional(model)
@@ -134,16 +134,16 @@ class PlanExaminer:
         Args:
             search: the search, which has the known verdicts and gets the new ones.
             journal: the verdicts of earlier plans, which gets the new ones.
-            seconds: the time that it may take.
+            seconds: the time limit.
 
         Raises:
-            KeyboardInterrupt: by Ctrl-C; the verdicts until then are recorded.
+            KeyboardInterrupt: Ctrl-C was pressed; the verdicts until then are recorded.
         """
         changed, ended = threading.Condition(), threading.Event()
-        ruled_out = set(table.describe_ruled_out(search, self._space))  # known before
+        ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
         with Progress() as progress:
             processes = Processes(progress)
-            parts: dict[Candidate, Processes] = {}  # of what is examined, to end it alone
+            parts: dict[Candidate, Processes] = {}  # by running candidate, to end it alone
 
             def choose() -> tuple[Candidate, Processes] | None:
                 with changed:
@@ -153,7 +153,7 @@ class PlanExaminer:
                             return candidate, parts[candidate]
                         if not search.left:
                             return None
-                        changed.wait()  # for the verdict on what runs
+                        changed.wait()  # for the verdict on a running candidate
                 return None
 
             def stop() -> None:
@@ -167,7 +167,7 @@ class PlanExaminer:
                     candidate, part = chosen
                     try:
                         verdict, decided = self._examine(candidate, part)
-                    except StoppedError:  # it was pruned meanwhile, or all end
+                    except StoppedError:  # the candidate was pruned meanwhile, or the plan ends
                         with changed:
                             reason = search.pruned.get(candidate)
                         if reason:
@@ -197,7 +197,7 @@ class PlanExaminer:
                 timer.cancel()
 
     def _examine(self, candidate: Candidate, processes: Processes) -> tuple[Verdict, bool]:
-        """Returns the verdict on a candidate, and whether it would be the same another time."""
+        """Returns the verdict on a candidate, and whether it is final and can be recorded."""
         experiment = self._space.apply(candidate)
         options = build_options(experiment)
         changes = self._space.list_changes(candidate)

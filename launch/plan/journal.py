@@ -1,8 +1,8 @@
 """The verdicts of earlier plans: `plan.jsonl` in a workdir, one line for each candidate compiled.
 
-The key of a line names all that the verdict follows from: the config without its length and the
-fields that a plan chooses, the code of tftpu and of the config, the installed packages, libtpu
-among them, and the variables of the environment that the compiler reads.
+The key of a line is a digest of all that the verdict depends on: the config without its length and
+the fields that a plan chooses, the code of tftpu and of the config, the installed packages,
+including libtpu, and the environment variables that the compiler reads.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ _READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # beginnings of variables 
 
 
 def compute_key(space: Space) -> str:
-    """Returns what tells the lines of a config from those of others.
+    """Returns the key of a config's lines; see the module's docstring.
 
     Raises:
-        UserError: the config holds a value that JSON cannot hold.
+        UserError: the config contains a value that JSON cannot represent.
     """
     train = dataclasses.replace(space.experiment.train, steps=1, epochs=None, eval_every=0)
     experiment = dataclasses.replace(space.experiment, train=train, config_file="")
@@ -44,7 +44,7 @@ def compute_key(space: Space) -> str:
 
 
 def _set_aside_choices(space: Space, experiment: Experiment) -> Experiment:
-    """Returns an experiment without the fields that lines have as those of their candidates."""
+    """Returns the experiment with fixed values in the fields that a plan chooses."""
     anyone = Candidate("", "", "none", 1, "plain" if space.has_attention else "")
     return Space(experiment).apply(anyone)
 
@@ -54,10 +54,10 @@ def _list_code() -> list[str]:
 
 
 class Journal:
-    """The lines of a workdir that belong to a config.
+    """The lines of a workdir's `plan.jsonl` that belong to a config.
 
     Args:
-        workdir: the workdir, local or remote; it is made.
+        workdir: the workdir, local or remote; it is created if it is missing.
         key: see `compute_key`.
 
     Raises:

@@ -1,14 +1,14 @@
-"""The search of a plan: what to compile next, what needs no compiling, and what is best.
+"""The search of a plan: which candidate to compile next, which to prune, and which is best.
 
-It reads no clock and no file: a candidate is taken by `choose_next`, and its verdict is recorded.
-Beside the closed forms, a verdict decides about others of the same slice:
+It reads no clock and no file: `choose_next` returns a candidate, and `record` takes its verdict.
+Besides the bounds, a verdict on a candidate prunes others of the same slice:
 
-- What recomputes as little or less, in as few microbatches or fewer, on a mesh that cuts the model
-  as much or less, does not fit if a candidate did not fit; but a single microbatch may, as it
-  keeps no sums of gradients. Nor does plain attention fit, which keeps its scores, where flash
-  attention did not.
-- What recomputes as much or more, in as many microbatches or more, is no faster than a candidate
-  with the same mesh and attention that fits.
+- If it does not fit, neither does one that recomputes as little or less, in as few microbatches or
+  fewer, on a mesh that shards the model as much or less. A single microbatch still may fit, because
+  it keeps no sums of gradients. If flash attention does not fit, plain attention, which keeps its
+  scores, does not either.
+- If it fits, one with the same mesh and attention that recomputes as much or more, in as many
+  microbatches or more, is no faster.
 """
 
 import collections
@@ -24,19 +24,19 @@ from tftpu.config.mesh import DATA, FSDP, parse_mesh
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 
-# From the one that keeps most, and is the fastest.
+# Ordered by the activations that they keep: the first keeps most, and is the fastest.
 _BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 
-# The shares of a device's memory below which what is expected fits, and below which it is small.
+# Shares of a device's memory: a program below the first should fit, one below the second is small.
 _ROOM, _SMALL = 0.7, 0.25
 
-STATE = "too large by weights, optimizer's state and inputs of blocks alone"
+STATE = "with weights, optimizer state and inputs of blocks that alone exceed the memory"
 OVER_BUDGET = "over the budget even at the chip's peak"
 TOO_SLOW = "too slow even at the chip's peak"
 NO_CHEAPER = "no cheaper than the best even at the chip's peak"
 NO_FASTER = "no faster than the best even at the chip's peak"
-NEEDS_MORE = "larger than one that does not fit"
+NEEDS_MORE = "larger than a candidate that does not fit"
 SLOWER = "with more work than one that fits"
 
 
@@ -48,10 +48,10 @@ class Goal:
     a budget the fastest that costs no more.
 
     Attributes:
-        steps: the length of the run.
+        steps: the length of the run, in steps.
         budget: dollars for the run; None: no limit.
         deadline: seconds for the run; None: no limit.
-        tokens: the tokens of a global batch; None for data of other kinds.
+        tokens: the number of tokens in a global batch; None for data of other kinds.
     """
 
     steps: int
@@ -60,9 +60,9 @@ class Goal:
     tokens: int | None = None
 
     def rank(self, step_seconds: float, usd_hour: float) -> tuple[bool, float, float]:
-        """Returns the rank of a run, the lowest of the best: (misses the limit, first, second).
+        """Returns a sort key of a run, lowest for the best: (misses the limit, amount, amount).
 
-        Of runs that miss it, the nearest to the limit is the best.
+        The amounts are dollars and seconds. If runs miss the limit, the nearest to it is the best.
         """
         seconds = self.steps * step_seconds
         usd = usd_hour * seconds / 3600
@@ -88,7 +88,7 @@ class Goal:
 
     @property
     def limit(self) -> str:
-        """The limit as a clause, "" without one."""
+        """The limit as a clause, such as " for at most $50.00"; "" without a limit."""
         if self.budget is not None:
             return f" for at most {format_price(self.budget)}"
         return "" if self.deadline is None else f" in at most {format_period(self.deadline)}"
@@ -101,12 +101,12 @@ class Verdict:
     Attributes:
         fits: whether it can run.
         hbm_bytes: bytes of a device's memory that it needs; 0 if that is not known.
-        host_bytes: bytes of its host's memory that a device's program keeps.
+        host_bytes: bytes of host memory that the program of one device keeps.
         step_seconds: predicted time of a step; None if it does not fit or cannot be priced.
-        step_seconds_low: the lower end of its range, and `step_seconds_high` the upper one.
-        mfu: model FLOPs divided by what the bfloat16 peak allows in that time.
+        step_seconds_low, step_seconds_high: the ends of the range of that time.
+        mfu: model FLOPs utilization: model FLOP/s divided by the bfloat16 peak.
         error: why it cannot run.
-        too_large: whether it needs too much memory.
+        too_large: whether it compiles, but needs more memory than a device has.
     """
 
     fits: bool
@@ -124,15 +124,15 @@ class Search:
     """A search over candidates.
 
     Args:
-        estimates: the candidates with their closed forms.
-        goal: what is looked for.
+        estimates: the candidates with their bounds and estimates.
+        goal: the aim of the plan.
         own: the candidates with the config's own settings: the most promising one is tried first.
         named: the slices that the user named: each gets a price, if anything fits there and keeps
             the limit.
 
     Attributes:
-        verdicts: the verdicts by candidate, in their order.
-        pruned: why candidates were not compiled.
+        verdicts: the verdicts by candidate, in the order of their recording.
+        pruned: the reasons why candidates need no compiling, by candidate.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Search:
         self._own = set(own)  # until one of them was tried
         self._named = set(named)  # until one of their candidates has a price
         self._estimates = {one.candidate: one for one in estimates}
-        # The most bytes by which programs were above their closed form, or the fewest below, by
-        # `_name_memory`.
+        # The largest number of bytes by which a program exceeded its estimate, negative if none
+        # did, by `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
-        # Predicted times over their closed forms, by attention and slice: closed forms count no
+        # Ratios of predicted times to estimated ones, by attention and slice: estimates count no
         # scores of plain attention.
         self._paces: dict[str, dict[str, list[float]]] = {}
         # Slices on which the attention kernel may run: none of its programs failed to compile.
@@ -177,22 +177,22 @@ class Search:
 
     @property
     def left(self) -> int:
-        """The number of candidates about which nothing is known."""
+        """The number of candidates that wait or are being compiled."""
         return len(self._waiting) + len(self._running)
 
     def choose_next(self) -> Candidate | None:
-        """Returns the most promising candidate, which counts as running, or None.
+        """Returns the most promising candidate, and marks it as running; None if there is none.
 
-        Those on a slice and mesh on which nothing runs come first, as the verdict on what runs
-        decides about the others there; of these only the ones that need less memory are taken.
-        Until something fits, slices on which nothing runs come first: compilers are several times
-        as fast for some generations as for others. Then come named slices without a price.
+        Candidates on an idle slice and mesh come first, because the verdict on a running one
+        decides about others there; of those, only ones that need less memory are chosen. Until a
+        candidate fits, idle slices come first, because compilers are several times as fast for some
+        generations as for others. After that, named slices without a price come first.
         """
         self._prune()
         busy = {(one.slice, one.mesh) for one in self._running}
         slices = {one.slice for one in self._running}
         bar = self._find_bar()
-        # What is compiled for nothing but a price of its slice is compiled alone there.
+        # A candidate that cannot be the best, but gives its slice a price, is compiled alone there.
         waiting = [
             e for e in self._waiting if e.candidate.slice not in slices or self._rank_least(e) < bar
         ]
@@ -213,7 +213,7 @@ class Search:
         return chosen.candidate
 
     def _may_replace_running(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate may fit where those that run there may well not."""
+        """Returns whether a candidate may fit where those running on its mesh probably do not."""
         place = candidate.slice, candidate.mesh
         return all(
             self._expect_bytes(self._estimates[one]) > _ROOM * self._estimates[one].limit_bytes
@@ -236,7 +236,7 @@ class Search:
     def record(self, candidate: Candidate, verdict: Verdict) -> None:
         """Records the verdict on a candidate that was running."""
         self._running.discard(candidate)
-        self.pruned.pop(candidate, None)  # it ended all the same
+        self.pruned.pop(candidate, None)  # it was pruned, but its compilation ended all the same
         self._note(candidate, verdict)
         self._waiting.sort(key=self.rank_likely)
         self._prune()
@@ -257,22 +257,22 @@ class Search:
             self._uncounted[group] = max(self._uncounted.get(group, above), above)
 
     def list_promising(self) -> list[Estimate]:
-        """Returns the candidate of each slice that is to be compiled first."""
+        """Returns the candidate of each slice that will be compiled first there."""
         found: dict[str, Estimate] = {}
         for one in self._waiting:
             found.setdefault(one.candidate.slice, one)
         return list(found.values())
 
     def find_promising(self) -> Estimate | None:
-        """Returns the most promising candidate of which nothing is known, or None."""
+        """Returns the most promising candidate that is neither pruned nor judged yet, or None."""
         left = (one for candidate, one in self._estimates.items() if self._is_open(candidate))
         return min(left, key=self.rank_likely, default=None)
 
     def list_unpriced(self) -> dict[str, Estimate | collections.Counter[str]]:
-        """Returns the slices without a price: the most promising one that is left there, or why.
+        """Returns for each slice without a price its most promising candidate left, or the reasons.
 
-        The second counts the reasons for which candidates were not compiled; it is empty for a
-        slice on which none of those compiled runs. Slices are left out where a candidate fits.
+        The reasons count why its candidates were pruned; they are empty if all were compiled and
+        none runs. Slices on which a candidate fits are left out.
         """
         priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
         found: dict[str, Estimate | collections.Counter[str]] = {}
@@ -321,7 +321,7 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the least seconds of a step on a slice, at peak, and the dollars of an hour."""
+        """Returns the least seconds of a step on a slice, at peak, and its dollars per hour."""
         least = [
             e
             for e in self._estimates.values()
@@ -336,25 +336,25 @@ class Search:
     def rank_likely(
         self, one: Estimate
     ) -> tuple[bool, bool, bool, bool, bool, bool, tuple[bool, float, float]]:
-        """Returns the place of a candidate in the order, the lowest of the most promising."""
+        """Returns a sort key of a candidate, lowest for the most promising one."""
         candidate = one.candidate
         likely = self.goal.rank(self.expect_seconds(one), one.usd_hour)
-        # Closed forms count no scores of plain attention, which usually make it slower than the
+        # Estimates count no scores of plain attention, which usually make it slower than the
         # kernel.
         is_plain = candidate.attention == "plain" and candidate.slice in self._kernels
         too_large = self._expect_bytes(one) > one.limit_bytes
         changed = candidate not in self._own
-        # It does the work of "block", and takes twice as long to compile.
+        # "offload" does the work of "block", and takes twice as long to compile.
         on_host = candidate.remat == "offload"
-        # Of a small model, what keeps all decides about the others.
+        # For a small model, a candidate that keeps all activations decides about the others.
         keeps_all = candidate.remat == "none" and self._expect_bytes(one) < _SMALL * one.limit_bytes
         return too_large, likely[0], changed, is_plain, on_host, not keeps_all, likely
 
     def expect_seconds(self, one: Estimate) -> float:
-        """Returns about the time of a step: its closed form, by as much as those were off.
+        """Returns the estimated seconds of a step, times the ratio by which estimates were off.
 
-        As much as on its slice, or where nothing is known of that, on the others, with the same
-        kind of attention.
+        The ratio is the median of verdicts on the slice, or if it has none, on other slices, with
+        the same kind of attention.
         """
         by_slice = self._paces.get(one.candidate.attention, {})
         all_paces = itertools.chain.from_iterable(by_slice.values())
@@ -368,7 +368,7 @@ class Search:
         return one.likely_bytes + uncounted
 
     def _find_bar(self) -> tuple[bool, float, float]:
-        """Returns the rank of the best so far."""
+        """Returns the rank of the best candidate so far; without one, the lowest possible rank."""
         best = next(iter(self.list_best()), None)
         return self.rank(best) if best else (True, math.inf, math.inf)
 
@@ -392,11 +392,11 @@ class Search:
         self._waiting = kept
 
     def _find_reason(self, one: Estimate, bar: tuple[bool, float, float]) -> str:
-        """Returns why a candidate needs no compiling, "" if it does.
+        """Returns why a candidate needs no compiling; "" if it must be compiled.
 
         Args:
             one: the candidate.
-            bar: the rank of the best so far.
+            bar: the rank of the best candidate so far.
         """
         if one.least_bytes > one.limit_bytes:
             return STATE
@@ -413,7 +413,7 @@ class Search:
         return ""
 
     def _needs_more(self, one: Estimate, other: Candidate, verdict: Verdict) -> bool:
-        """Returns whether a candidate cannot fit, as another did not."""
+        """Returns whether a candidate cannot fit, because another one did not."""
         mine = one.candidate
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
@@ -421,7 +421,7 @@ class Search:
             return False
         if mine.microbatches <= other.microbatches:
             return _cuts_no_more(mine.mesh, other.mesh)
-        # What is not the state shrinks at most as the microbatches do.
+        # Memory beside the state shrinks at most in proportion to the microbatches.
         rest = verdict.hbm_bytes - self._estimates[other].state_bytes
         least = one.state_bytes + rest * other.microbatches / mine.microbatches
         return mine.mesh == other.mesh and least > one.limit_bytes
@@ -432,16 +432,16 @@ def _name_group(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
-    """Returns what is likely to have as much memory that closed forms do not count.
+    """Returns a key of candidates that likely exceed their estimated memory by the same amount.
 
-    Activations are spread over the devices of a slice, on any mesh; copies of weights depend on it.
+    Activations are spread over all devices on any mesh; copies of weights depend on the mesh.
     """
     place = candidate.remat if _keeps_activations(candidate) else candidate.mesh
     return candidate.slice, place, candidate.attention
 
 
 def _count_parts(candidate: Candidate) -> int:
-    """Returns into how many parts microbatches cut this memory."""
+    """Returns by how much microbatches divide the memory that `_name_memory` is about."""
     return candidate.microbatches if _keeps_activations(candidate) else 1
 
 
@@ -465,7 +465,7 @@ def _does_more(one: Candidate, other: Candidate) -> bool:
 
 
 def _cuts_no_more(one: str, other: str) -> bool:
-    """Returns whether a mesh is another, or shares the batch alike with no more of it on `fsdp`."""
+    """Returns whether a mesh shards the batch as another does, with no more devices on `fsdp`."""
     if one == other:
         return True
     mine, theirs = parse_mesh(one), parse_mesh(other)

@@ -33,8 +33,8 @@ def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
 
     Args:
         search: the search.
-        space: the config, and the fields that were chosen.
-        top: how many candidates, the best first.
+        space: the config, and the fields that the plan chooses.
+        top: the number of best candidates.
     """
     rows, firsts = [], search.list_firsts()
     for candidate in [one for n, one in enumerate(search.list_best()) if n < top or one in firsts]:
@@ -99,7 +99,7 @@ def _format_cells(row: dict[str, Any], missed: str) -> dict[str, str]:
 
 
 def _format_settings(changes: Sequence[str], remat: str) -> str:
-    """Returns the changes, and in brackets what the config itself recomputes."""
+    """Returns the changes, and in brackets the config's own `remat` if it is not changed."""
     text = " ".join(changes)
     if remat != "none" and "remat=" not in text:
         text = f"{text} (remat={remat})".strip()
@@ -109,7 +109,7 @@ def _format_settings(changes: Sequence[str], remat: str) -> str:
 def format_command(
     verb: str, config: str, overrides: Sequence[str], candidate: Candidate, space: Space
 ) -> str:
-    """Returns the command for a candidate, such as the one that trains it for the verb "train"."""
+    """Returns the command that runs `tftpu VERB`, such as "train", with a candidate's settings."""
     changes = [f"--config.{change}" for change in space.list_changes(candidate)]
     chosen = {change.partition("=")[0] for change in changes}
     kept = [word for word in overrides if word.partition("=")[0] not in chosen]
@@ -117,19 +117,19 @@ def format_command(
 
 
 def describe_estimates(search: Search, space: Space, parameters: int) -> list[str]:
-    """Returns lines about the most promising candidate of each slice, by arithmetic.
+    """Returns lines with rough estimates for the most promising candidate of each slice.
 
     Args:
-        search: the search, of which nothing was compiled yet.
-        space: the config, and the fields that were chosen.
-        parameters: the model's.
+        search: the search, before any candidate was compiled.
+        space: the config, and the fields that the plan chooses.
+        parameters: the number of the model's parameters.
     """
     other = "" if search.goal.budget is None else " (the cheapest of all: without --budget)"
     count = counted(search.size, "candidate")
     lines = [
         f"{counted(parameters, 'parameter')}. Looking for {search.goal.aim}{other}, among {count}. "
-        "Rough estimate by arithmetic of the first one of each slice; whether it fits is for the "
-        "compiler to say"
+        "Rough estimates for the first one of each slice; whether it fits is known once it is "
+        "compiled"
     ]
     for one in search.list_promising():
         step = format_duration(search.expect_seconds(one))
@@ -151,7 +151,7 @@ def describe_hours(search: Search) -> str:
 
 
 def describe_verdict(search: Search, space: Space, candidate: Candidate) -> str:
-    """Returns what is known of a candidate, and how many are left."""
+    """Returns the verdict on a candidate as text, and the number of candidates left."""
     verdict, shown = search.verdicts[candidate], space.format_candidate(candidate)
     left = f"; {search.left or 'none'} left"
     held = f", {_format_memory(candidate.slice, verdict.hbm_bytes)}" if verdict.hbm_bytes else ""
@@ -187,7 +187,7 @@ def describe_next(search: Search, space: Space) -> list[str]:
     known = ""
     if best and expected >= search.rank(best[0]):
         known = f", which is {search.goal.miss if expected[0] else 'no better than the best'}"
-    return [f"  the most promising that is left{known}, roughly: {shown}"]
+    return [f"  the most promising candidate left{known}, roughly: {shown}"]
 
 
 def describe_unpriced(search: Search) -> list[str]:
@@ -200,7 +200,7 @@ def describe_unpriced(search: Search) -> list[str]:
 
 
 def describe_ruled_out(search: Search, space: Space) -> list[str]:
-    """Returns a line for each slice that has no price and gets none."""
+    """Returns a line for each slice that has no price and will not get one."""
     lines = []
     for name, found in search.list_unpriced().items():
         if isinstance(found, Estimate):
@@ -219,12 +219,10 @@ def _describe_smallest(search: Search, space: Space, name: str) -> str:
     tried = {one: verdict for one, verdict in search.verdicts.items() if one.slice == name}
     large = [one for one, verdict in tried.items() if verdict.too_large and verdict.hbm_bytes]
     if not large:
-        return "none of those compiled runs" if tried else "no row"
+        return "none of the compiled candidates runs" if tried else "no row"
     least = min(large, key=lambda one: tried[one].hbm_bytes)
     memory = _format_memory(name, tried[least].hbm_bytes)
-    return (
-        f"no row; of those too large, the smallest needs {memory}: {space.format_candidate(least)}"
-    )
+    return f"no row; the smallest that is too large needs {memory}: {space.format_candidate(least)}"
 
 
 def _format_least(search: Search, name: str) -> str:
@@ -236,7 +234,7 @@ def _format_least(search: Search, name: str) -> str:
 
 
 def describe_losers(search: Search) -> list[str]:
-    """Returns a line about each slice of which the best candidate may not be known."""
+    """Returns a line about each slice whose best candidate may not be known."""
     lines = []
     for place, first in enumerate(search.list_firsts()):
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}
@@ -280,8 +278,8 @@ def explain_nothing(search: Search) -> str:
             for name, flag in flags.items()
             if len({getattr(one, name) for one in search.candidates}) > 1
         ]
-        fewer = f", or leave fewer to choose from by {' '.join(several)}" if several else ""
-        return f"No candidate that fits is known yet: give more time by --time_limit{fewer}."
+        fewer = f", or fewer candidates with {' '.join(several)}" if several else ""
+        return f"No candidate that fits is known yet: give more time with --time_limit{fewer}."
     if any(verdict.fits for verdict in search.verdicts.values()):
         return "Of the candidates that fit, none could be priced."
     if OVER_BUDGET in search.pruned.values():
@@ -298,14 +296,14 @@ def describe_search(
 
     Args:
         search: the search.
-        refusals: why the config can use some slices not at all, by their names.
-        undivided: why meshes cannot divide the model, one reason for each.
+        refusals: the reasons why the config cannot use some slices, by slice name.
+        undivided: the reason of each mesh that cannot divide the model.
     """
     failed = [v for v in search.verdicts.values() if not v.fits]
     large = sum(v.too_large for v in failed)
     said = [f"{large} too large"] if large else []
     if len(failed) > large:
-        said.append(f"{len(failed) - large} not compiled or run")
+        said.append(f"{len(failed) - large} failed to compile or run")
     unpriced = sum(v.fits and not v.step_seconds for v in search.verdicts.values())
     said += [f"{unpriced} not priced"] if unpriced else []
     compiled = f"{len(search.verdicts):,} compiled" + (f" ({', '.join(said)})" if said else "")
@@ -316,12 +314,12 @@ def describe_search(
     lines = [f"{counted(search.size, 'candidate')}: {compiled}, {pruned}, {left}."]
     if search.running:
         lines.append(
-            f"  being compiled when it ended, which begins anew: {search.running}; a limit below "
-            "the time of one of them brings none"
+            f"  {search.running} being compiled at the end, which will start anew: --time_limit "
+            "must be longer than one of them takes"
         )
     lines += [f"  {count} {reason}" for reason, count in search.count_pruned().items()]
     errors = dict.fromkeys(v.error.splitlines()[0] for v in failed if not v.too_large and v.error)
-    lines += [f"  not compiled or run: {error[:240]}" for error in list(errors)[:3]]
+    lines += [f"  failed to compile or run: {error[:240]}" for error in list(errors)[:3]]
     if undivided:
         lines.append(f"  {counted(len(undivided), 'mesh')} left out: {undivided[0]}")
     return lines + [f"  {name} is left out: {reason}" for name, reason in refusals.items()]

@@ -11,7 +11,7 @@ class OutputSelector:
     """Changes the run's model to one with the requested outputs.
 
     Args:
-        outputs: names of outputs; None: the classes of a classifier, or else the logits.
+        outputs: names of outputs; None: the classes of a classifier, otherwise the logits.
 
     Attributes:
         outputs: the names of the outputs; set once the model is built.

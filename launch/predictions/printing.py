@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SECONDS = 10.0  # seconds between two lines of progress
 ROWS = 5  # most predictions that are printed
 _VALUES = 20  # most values of a list that is printed
-_VALUES_BESIDE_CLASS = 5  # as many as those of top5
+_VALUES_BESIDE_CLASS = 5  # the same for a row with a class: as many values as top5 has
 
 
 class ProgressPrinter:
@@ -49,19 +49,19 @@ class ProgressPrinter:
 
 
 def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, others: bool) -> None:
-    """Prints how many predictions and errors are where.
+    """Prints the number of predictions and errors, and the files that contain them.
 
     Args:
-        job: what was predicted.
-        records: the records, with those that this process could not read.
+        job: the prediction job.
+        records: the records, including those that this process could not read.
         complete: whether the predictions of all machines are there.
         others: whether other processes wrote some of the rows; these may hold errors, too.
     """
     machine, machines = job.machine
     if records.skipped:
         print(
-            f"tftpu: warning: {counted(len(records.skipped), 'record')} could not be read; what "
-            "was wrong stands in the row of each, as its error.",
+            f"tftpu: warning: {counted(len(records.skipped), 'record')} could not be read; the "
+            "row of each contains the error.",
             file=sys.stderr,
         )
     if complete:
@@ -75,13 +75,13 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
         print(f"{said} in {files.join(job.output, name)}")
     else:
         print(
-            f"the predictions of machine {machine} of {machines} are in {job.output}; those of "
-            "others are missing"
+            f"the predictions of machine {machine} of {machines} are in {job.output}; some of the "
+            "other machines' are missing"
         )
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints predictions as lines of JSON, without long lists; none if nothing else is left."""
+    """Prints predictions as lines of JSON without long lists; skips rows with nothing else."""
     from tftpu.input_pipelines.formats.results import KEYS
 
     for row in rows:

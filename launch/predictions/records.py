@@ -1,4 +1,4 @@
-"""The records that are predicted, and the fields that are kept of them."""
+"""The records that are predicted, and their fields that are copied to the predictions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
-    """Raises `UserError` for fields of files of images, before anything is loaded."""
+    """Raises `UserError` if fields of image files are requested, which have no fields."""
     if type(data) not in (Images, StreamedImages):  # another class may read anything
         return
     of_files = getattr(data, "format", "") in ("folder", "index")
@@ -36,10 +36,10 @@ def open_records(
         data: the data of the run.
         address: where the records are, as `--input` names it.
         skip_bad: whether records that cannot be read are skipped.
-        keep: the fields of the input that are kept.
+        keep: the fields of the input that are copied to the predictions.
 
     Raises:
-        UserError: there are none.
+        UserError: there are no records at the address.
     """
     from tftpu import input_pipelines
 
@@ -47,16 +47,16 @@ def open_records(
         try:
             records = input_pipelines.prediction(data, address, skip_bad, keep)
         except FileNotFoundError as error:
-            # Not every library names the file apart from its message.
+            # Not every library sets the error's `filename`.
             path = str(error.filename or error)
             what = address.rpartition(":")[2]
-            if what not in path:  # a file of the class itself
+            if what not in path:  # the class itself needs another file
                 raise
             missing = own_code.explain_missing(str(error.filename or what))
             hint = ""
             if address in path and set(": ") & set(address):
                 reader = f"{type(data).__name__}.prediction"
-                hint = f" {reader} takes the whole of {address!r} for a path."
+                hint = f" {reader} reads all of {address!r} as a path."
             raise UserError(f"--input={address}: {missing}{hint}") from error
     return records, records.features([range(1)])
 

@@ -88,7 +88,7 @@ def check(
 def prepare(experiment: Experiment) -> "tuple[Experiment, Nest]":
     """Returns an experiment as preflight compiles it, and the spec of its global batch.
 
-    Its length is in steps, and its model starts without weights from elsewhere.
+    Its length is in steps, and its model loads no pretrained weights.
 
     Raises:
         UserError: the precision is not native to TPUs, or the data cannot be described.
@@ -115,7 +115,7 @@ def check_text(
     verbose: bool,
     time_limit: float,
 ) -> "list[WritingReport]":
-    """Prints and returns the price of text that the model of an experiment writes.
+    """Prints and returns reports on the price of text that an experiment's model generates.
 
     Args: as for `check`; and
 
@@ -126,9 +126,9 @@ def check_text(
     """
     if isinstance(experiment.model, KerasHub):
         raise UserError(
-            "--generate knows the price of texts of the zoo's models, such as GPT and Llama, and "
-            "of your own, but not of KerasHub's, although `tftpu generate` writes them. Leave it "
-            "out for the price of training."
+            "--generate predicts the price of text from the zoo's models, such as GPT and Llama, "
+            "and from your own, but not from KerasHub's. Leave it out to predict the price of "
+            "training."
         )
     startup.leave_devices_alone()
     from tftpu.launch.run.experiment import build_layers
@@ -164,7 +164,7 @@ def _check_precision(experiment: Experiment) -> None:
 
 
 def print_report(report: "Report", explain: bool) -> None:
-    """Prints a report to the terminal, with the flags that say more.
+    """Prints a report to the terminal, and flags that show more.
 
     Args:
         report: the report.
@@ -206,7 +206,7 @@ def build_console() -> "Console":
 
 
 def build_options(experiment: Experiment) -> "PreflightOptions":
-    """Returns the options that follow from the experiment itself."""
+    """Returns preflight's options from the fields of an experiment."""
     from tftpu.launch.run.experiment import build_objectives, has_objectives
     from tftpu.preflight import PreflightOptions
 
@@ -229,7 +229,7 @@ def build_options(experiment: Experiment) -> "PreflightOptions":
 
 
 def _build_recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
-    """Returns a function that builds the model with another `remat`; None without that option."""
+    """Returns a function that builds the model with a given `remat`; None unless it is "none"."""
     from tftpu.launch.run.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":

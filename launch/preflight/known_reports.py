@@ -1,6 +1,6 @@
-"""Kept reports of `tftpu preflight`, which a repeated command prints without TensorFlow.
+"""Cached reports of `tftpu preflight`, which a repeated command prints without TensorFlow.
 
-Reports are kept only for configs that come with tftpu (with any overrides), and for data whose
+Reports are cached only for configs that come with tftpu (with any overrides), and for data whose
 batches follow from the config alone. It is unknown what a user's own code reads while it builds a
 model, so such code runs each time. Its compiled program is cached like any other.
 """
@@ -36,7 +36,7 @@ _UNRELATED = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
 def compute_key(
     config: str, experiment: Experiment, slices: list[str], prices: dict[str, float]
 ) -> str | None:
-    """Returns the name under which a report is kept; None if it may depend on anything else.
+    """Returns the name under which a report is cached; None if it may depend on anything else.
 
     Args:
         config: name of the config, or its path.
@@ -49,7 +49,7 @@ def compute_key(
         return None
     try:
         plain = to_json(keras_objects.describe_callbacks(experiment))
-    except UserError:  # the config holds a value that JSON cannot hold
+    except UserError:  # the config contains a value that JSON cannot represent
         return None
     environment = {name: value for name, value in os.environ.items() if name not in _UNRELATED}
     parts = (
@@ -60,7 +60,7 @@ def compute_key(
 
 
 def find(name: str | None) -> "Report | None":
-    """Returns the report that was kept under a name; None if there is none."""
+    """Returns the report that was cached under a name; None if there is none."""
     path = _locate_report(name) if name else ""
     if not name or not files.exists(path):
         return None
@@ -73,10 +73,10 @@ def find(name: str | None) -> "Report | None":
 
 
 def keep(name: str | None, report: "Report") -> None:
-    """Keeps a report if the step fits on all its slices; other reports may be temporary failures.
+    """Caches a report if the step fits on all its slices; other reports may be temporary failures.
 
     Args:
-        name: the name as `key` returned it.
+        name: the result of `compute_key`.
         report: the report.
     """
     if name and all(item.fits for item in report.slices):

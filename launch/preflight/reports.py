@@ -57,14 +57,14 @@ def read_step_times(workdir: str, replicas: int) -> str:
 
 
 def compute_settings(experiment: Experiment, batch_spec: "Nest") -> str:
-    """Returns a digest of what most of a step's price depends on, apart from the slice.
+    """Returns a digest of the settings on which a step's price mainly depends, except the slice.
 
     Args:
         experiment: the experiment.
         batch_spec: the spec of its global batch.
 
     Returns:
-        The digest; "" if JSON cannot hold the model's fields.
+        The digest; "" if JSON cannot represent the model's fields.
     """
     try:
         model = to_plain(experiment.model.without_weights())
@@ -77,13 +77,13 @@ def compute_settings(experiment: Experiment, batch_spec: "Nest") -> str:
 
 
 def read_settings(workdir: str) -> str | None:
-    """Returns what `compute_settings` gave for the report in a workdir; None without a report."""
+    """Returns the digest of a workdir's report (see `compute_settings`); None without a report."""
     record = side_files.read(files.join(workdir, FILE), slices=list)
     return str(record.get("settings", "")) if record else None
 
 
 def describe_other(settings: str) -> str:
-    """Returns what a report with other settings is of, after "is"."""
+    """Returns what a report with another digest describes, as a phrase that follows "is"."""
     other = "of another model, batch, precision or mesh"
     return other if settings else f"of an older tftpu, or {other}"
 

@@ -1,4 +1,4 @@
-"""The table of `tftpu config show --sharding`: the part of each variable that one device holds."""
+"""The table of `tftpu config show --sharding`: the shard of each variable on one device."""
 
 import dataclasses
 import math
@@ -68,8 +68,8 @@ def _build_layout(
     model = _trace(lambda: build.build_layers(experiment))
     if not model.built or build.has_objectives(experiment):
         raise UserError(
-            "--sharding works only with models that are built when they are made and have one "
-            f"optimizer, but {type(experiment.model).__name__} makes another kind."
+            "--sharding works only with models whose weights exist after build() and that have one "
+            f"optimizer; {type(experiment.model).__name__} builds another kind of model."
         )
     optimizer = build.build_optimizer(experiment)
     _trace(lambda: optimizer.build(model.trainable_variables))
@@ -78,7 +78,7 @@ def _build_layout(
 
 
 def _trace(build: Callable[[], Any]) -> Any:
-    """Returns what a function returns that makes variables; they get a shape, but no value."""
+    """Returns the result of a function whose new variables get shapes, but no values."""
     built: list[Any] = []
     jax.eval_shape(lambda: built.append(build()))
     return built[0]

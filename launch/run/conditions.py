@@ -1,4 +1,4 @@
-"""Conditions on metrics, such as those of a gate.
+"""Conditions on metrics, such as the gate that a model must pass before it is used.
 
 Steps of Kubeflow Pipelines copy the source of `find_unmet`, so it imports what it needs itself.
 """
@@ -46,7 +46,7 @@ def check(flag: str, condition: str, experiment: Experiment) -> None:
     Args:
         flag: the flag that gives the condition, for the error.
         condition: see `find_unmet`.
-        experiment: the experiment whose evaluation is meant.
+        experiment: the experiment whose evaluation computes the metrics.
     """
     check_form(flag, condition)
     for part in condition.split(","):

@@ -53,7 +53,7 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     model = build_layers(experiment)
     if has_objectives(experiment):
         return model  # the model trains with its objectives
-    if model.compiled and experiment.loss is None:  # a task, which compiles itself with its loss
+    if model.compiled and experiment.loss is None:  # a KerasHub task compiles itself with a loss
         given = {
             name: keras_objects.build_objects(getattr(experiment, name), name)
             for name in ("metrics", "weighted_metrics")
@@ -82,7 +82,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
         models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
     if config.freeze:
         models.freeze(model, config.freeze)
-    scales = experiment.prepared_data is experiment.data  # not if a preprocessor does
+    scales = experiment.prepared_data is experiment.data  # else a preprocessor scales the pixels
     if scales and getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardize_pixels(model)
     return model
@@ -156,7 +156,7 @@ def has_objectives(experiment: Experiment) -> bool:
 
 
 def build_objectives(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
-    """Returns the objectives of an experiment's model; [] if it is compiled with its loss."""
+    """Returns the objectives of an experiment's model; () if it is compiled with its loss."""
     with failures_of_class(experiment.model, "objectives"):
         return tuple(experiment.model.objectives(model))
 
@@ -166,7 +166,7 @@ def resolve_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
 
     Args:
         experiment: the experiment with a length in steps or epochs.
-        pipeline: the training split; None: it is opened if it is needed.
+        pipeline: the training pipeline; None: it is opened if it is needed.
 
     Raises:
         UserError: the length is given in epochs, but the number of examples is unknown.
@@ -263,7 +263,7 @@ def _build_loss_and_metrics(experiment: Experiment) -> tuple[Any, Any, Any]:
 
 
 def _build_default_metrics(data: DataConfig) -> tuple[list[keras.Metric], list[keras.Metric]]:
-    """Returns the metrics of class labels: those without weights of examples, and those with."""
+    """Returns the default metrics for class labels, as `metrics` and `weighted_metrics`."""
     found: list[keras.Metric] = [Accuracy()]
     if data.per_token:
         found = [BitsPerToken(), keras.metrics.SparseCategoricalAccuracy("accuracy")]

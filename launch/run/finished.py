@@ -41,13 +41,13 @@ class FinishedRunOptions(Overrides):
     """The option that names the code of a finished run."""
 
     OVERRIDES_HELP = (
-        "field of the config that --config names; of a config.json only where the base weights "
-        "of adapters are: --config.model.init_from, or of KerasHub's models --config.model.preset"
+        "field of the config that --config names; if the run has a config.json, only the path of "
+        "its base weights: --config.model.init_from, or with KerasHub --config.model.preset"
     )
 
     config: str | None = flag(
         None,
-        "config of the run, where the workdir does not say it",
+        "config of the run, if its config.json is missing or its code has moved",
         metavar="FILE",
         shown="config.json of the run",
     )
@@ -55,7 +55,7 @@ class FinishedRunOptions(Overrides):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigOrRunOptions(ConfigOptions):
-    """The options of a command that takes a config, or a run, which knows its config."""
+    """The options of a command that takes a config, or the folder of a run with a config.json."""
 
     config: str = require_config(
         "name of a config (`tftpu configs`), path of your own, or folder of a run"
@@ -66,10 +66,10 @@ class ConfigOrRunOptions(ConfigOptions):
         return self.config if is_run(self.config) else super().default_workdir
 
     def load_experiment(self) -> Experiment:
-        """Loads the config, or that which the run was trained with, with the overrides.
+        """Loads the config, or the config that the run was trained with, and applies overrides.
 
         Raises:
-            UserError: there is neither, or a value in it is wrong.
+            UserError: there is no such config or run, or a value in it is wrong.
         """
         if not is_run(self.config):
             return super().load_experiment()
@@ -153,13 +153,13 @@ def is_run(path: str) -> bool:
 
 
 def _warn_of_changes(workdir: str, experiment: Experiment) -> None:
-    """Prints which files of the run have changed, or are elsewhere; to stderr."""
+    """Warns on stderr if files of the run have changed, or are relative to another folder."""
     recorded_start.warn_of_folder(workdir, experiment)
     changes = recorded_start.describe_changes(workdir)
     if changes:
         print(
             f"tftpu: warning: {changes} since the run was trained: its model and data are "
-            "built by today's code, so numbers may differ from those of the training.",
+            "built by the current code, so results may differ from those in training.",
             file=sys.stderr,
         )
 
@@ -177,27 +177,27 @@ def check_exists(workdir: str) -> None:
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         if files.exists(files.join(workdir, "goodput.json")):
             raise UserError(
-                f"The run in {workdir!r} was stopped before it saved anything: the command that "
-                "began it starts it over."
+                f"The run in {workdir!r} was stopped before it saved anything: repeat the command "
+                "that started it."
             )
         if is_preset:
             raise UserError(
                 f"{workdir!r} is a preset of KerasHub, not a run: name it in a config, "
-                "tftpu.KerasHub(preset). A run with adapters also answers without them: --base."
+                "tftpu.KerasHub(preset). To use a run without its adapters, add --base to it."
             )
         why = "it has no config.json" if files.exists(workdir) else "there is no such folder"
         raise UserError(f"There is no run in {workdir!r}: {why}.{suggest_folder(workdir)}")
 
 
 def check_unused(output: str, ending: str = "") -> None:
-    """Raises `UserError` if there is something at the path of an output; `ending` is its own."""
+    """Raises `UserError` if an output exists; the path it suggests instead ends in `ending`."""
     if files.exists(output):
         other = files.suggest_path(output, ending)
         raise UserError(f"{output} exists already: choose another place, such as {other}.")
 
 
 def is_export(path: str) -> bool:
-    """Returns whether there is an ONNX file or a SavedModel's folder at a path."""
+    """Returns whether a path ends in .onnx (the file may be missing) or holds a SavedModel."""
     is_onnx = path.endswith(".onnx") and not os.path.isdir(path)
     return is_onnx or files.exists(files.join(path, "saved_model.pb"))
 
@@ -211,12 +211,12 @@ def check_adapters(experiment: Experiment, workdir: str) -> None:
 
 
 def switch_adapters_off(experiment: Experiment, trainer: "Trainer") -> "Trainer":
-    """Returns a trainer of a restored run's model, whose adapters are set to zero."""
+    """Sets the adapters of a restored run's model to zero; returns a new trainer of the model."""
     from tftpu import models
     from tftpu.launch.run import experiment as build
 
     models.switch_adapters_off(trainer.model)
-    # Without averages of the weights, which an evaluation would take.
+    # Without `ema_momentum`, because an evaluation would use the averaged weights.
     plain = dataclasses.replace(experiment.train, ema_momentum=None)
     return build.wrap_model(dataclasses.replace(experiment, train=plain), trainer.model, None)
 
@@ -225,7 +225,7 @@ def check_no_export(workdir: str) -> None:
     """Raises `UserError` if a path in place of a run is an exported model."""
     if workdir.endswith((".keras", ".tflite")) and files.exists(workdir):
         raise UserError(
-            f"{workdir!r} is an exported model that is not served. Serve its run (tftpu serve RUN) "
+            f"{workdir!r} is an export that cannot be served. Serve its run (tftpu serve RUN) "
             "or an export of it: `tftpu export RUN --output=NAME.onnx` (or a folder, for a "
             "SavedModel), then `tftpu serve NAME.onnx`."
         )
@@ -252,7 +252,7 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
 
 
 def restore_without_data(experiment: Experiment, workdir: str) -> RestoredRun:
-    """Restores the run on a machine that may not have the data, from the shapes of a batch.
+    """Restores the run on a machine that may not have the data; builds it with a batch of zeros.
 
     Raises:
         UserError: there is no checkpoint yet.
@@ -284,7 +284,7 @@ def restore_for_records(
         workdir: folder of the run.
         read: a function that returns records and a batch of their features. It is called after
             TensorFlow is loaded.
-        change: see `launch.experiment.build_trainer`.
+        change: see `launch.run.experiment.build_trainer`.
 
     Raises:
         UserError: there is no checkpoint yet.
@@ -302,12 +302,12 @@ def read_class_names(experiment: Experiment) -> list[str] | None:
         with own_code.failures_of_class(experiment.data, "class_names"):
             return input_pipelines.class_names(experiment.data)
     except UserError as error:
-        print(f"tftpu: warning: classes have no names here: {error}", file=sys.stderr)
+        print(f"tftpu: warning: there are no class names here: {error}", file=sys.stderr)
         return None
 
 
 def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
-    """Loads TensorFlow and connects; returns the module that builds experiments."""
+    """Returns the module `run.experiment`, the engine, and the experiment with any length."""
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu
@@ -319,7 +319,7 @@ def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
 
 
 def set_placeholder_length(experiment: Experiment) -> Experiment:
-    """Returns an experiment with any length, because nothing is trained and no data are asked."""
+    """Returns the experiment with an arbitrary length, so the data need not be opened for it."""
     train = dataclasses.replace(experiment.train, steps=_LENGTH, epochs=None)
     return dataclasses.replace(experiment, train=train)
 
@@ -339,30 +339,30 @@ def _restore(
     found = trainer.restore_for_evaluation(seen)
     if found is None:
         raise UserError(
-            f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` says "
-            "what it does, and the command that began it resumes it."
+            f"The run in {workdir!r} has no complete checkpoint: `tftpu status {workdir}` shows "
+            "its state, and the command that started it resumes it."
         )
     _report_best(found.step, workdir)
     return RestoredRun(trainer, found.step, evaluation)
 
 
 def _report_best(step: int, workdir: str) -> None:
-    """Prints why a checkpoint is used which is not the newest; to stderr, beside the results."""
+    """Prints to stderr why the checkpoint that is used is not the newest one."""
     best = result.read_best(workdir)
     newest = max(manifest.list_steps(files.join(workdir, "checkpoints")), default=step)
     if best is not None and best.step == step < newest:
         print(
-            f"Step {step:,} of {newest:,} is the best by {best.metric}, which train.best_metric "
-            "chooses.",
+            f"Step {step:,} of {newest:,} is the best by {best.metric} (train.best_metric), so it "
+            "is used.",
             file=sys.stderr,
         )
 
 
 def _check_transform_graph(experiment: Experiment, how: str = "with --config=FILE.py") -> None:
-    """Checks that a config.json names no transform graph, unless the user named its config.
+    """Checks that the experiment of a config.json names no transform graph.
 
-    A graph is a program that can read and write files, and anybody may have changed its path.
-    `how` is that of `read_recorded`.
+    A graph is a program that can read and write files, and anybody may have changed its path. If
+    the user names the config file, callers skip this check. `how` is as for `read_recorded`.
 
     Raises:
         UserError: it names a transform graph.
@@ -382,8 +382,9 @@ def read_recorded(
 
     Args:
         workdir: folder of the run.
-        config: the config file that the user named; None: that which the run names, if it is known.
-        how: how the command line names that file, for the error.
+        config: the config file that the user names; None: the file that config.json names, if the
+            user has named it in an earlier command.
+        how: how a user names the file on the command line, for the error.
 
     Raises:
         UserError: config.json cannot be read, or its code is not found.

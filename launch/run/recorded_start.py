@@ -1,6 +1,6 @@
-"""How a run was started: the command, its folder, and digests of the code that is the run's own.
+"""The record of how a run was started: the command, its folder, and digests of the user's code.
 
-By them later commands say how it resumes, where its relative paths begin, and what has changed.
+Later commands read how the run resumes, where its relative paths begin, and which code changed.
 
 A run keeps the fields of its config, but its classes and functions are read from their files, each
 time that the run is opened.
@@ -27,11 +27,11 @@ _PATHS = ("data_dir", "train_text", "eval_text", "tokenizer", "preset", "init_fr
 
 
 def write(workdir: str, flags: Sequence[str]) -> None:
-    """Writes this folder, and digests of the loaded modules that belong to no package.
+    """Records the current folder, the flags, and digests of the user's loaded modules.
 
     Args:
         workdir: the folder of the run.
-        flags: those of `tftpu train` as it was typed; none of a run that something else started.
+        flags: the flags of `tftpu train`; empty if something else started the run.
     """
     paths = _list_loaded()
     digests = {path: digest for path in paths if (digest := _hash_code(path))}
@@ -40,7 +40,7 @@ def write(workdir: str, flags: Sequence[str]) -> None:
 
 
 def read_command(workdir: str) -> str:
-    """Returns the line that started a run; "" of a run that recorded none."""
+    """Returns the shell command that started a run; "" if none was recorded."""
     folder, flags = _read_start(workdir)
     if not flags:
         return ""
@@ -50,7 +50,7 @@ def read_command(workdir: str) -> str:
 
 
 def _read_start(workdir: str) -> tuple[str, list[str]]:
-    """Returns the folder and the flags of a run; "" and [] of one that recorded only its code."""
+    """Returns the folder and the flags that started a run; "" and [] if they were not recorded."""
     recorded = side_files.read(files.join(workdir, _NAME)) or {}
     folder, flags = recorded.get("folder"), recorded.get("flags")
     has_flags = isinstance(flags, list) and all(isinstance(flag, str) for flag in flags)
@@ -58,7 +58,7 @@ def _read_start(workdir: str) -> tuple[str, list[str]]:
 
 
 def describe_changes(workdir: str) -> str:
-    """Returns which loaded files are not as they were when the run was trained; "": none."""
+    """Returns which of the loaded files have changed since the run was trained; "" if none."""
     recorded = side_files.read(files.join(workdir, _NAME), files=dict) or {"files": {}}
     before = recorded["files"]
     common = [path for path in _list_loaded() if path in before]
@@ -91,13 +91,13 @@ def warn_of_folder(workdir: str, experiment: Experiment) -> None:
 
 
 def _list_paths(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yields the paths in the fields of the model and the data, with the place of each."""
+    """Yields a config's paths with their fields, such as ("data.train_text", "a.txt")."""
     for group in ("model", "data"):
         part = getattr(experiment, group)
         for field in dataclasses.fields(part) if dataclasses.is_dataclass(part) else ():
             value = getattr(part, field.name)
             for text in value.split(",") if isinstance(value, str) else ():
-                # Splits and columns have the names of folders, too.
+                # In other fields, a text such as a split may only look like the name of a folder.
                 if text and (field.name in _PATHS or set("./*") & set(text)):
                     yield f"{group}.{field.name}", text
 

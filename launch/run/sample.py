@@ -21,26 +21,26 @@ from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
 _BEGINNING = "Once upon a time"
-_WORDS, _LONG = 4, 60  # words of a prompt, and characters that are too many
-_LONG_QUESTION = 160  # the same of a question, which is shown whole
-_FIRST = 100  # texts that are looked at
-_LARGE = 64 << 20  # bytes of a file that is not read for a prompt
-# A temperature of 0.8 babbles less than 1 and repeats less than 0. Tokens beyond those of bytes are
-# excluded: they have no meaning in a larger vocabulary.
+_WORDS, _LONG = 4, 60  # words of a prompt, and its largest number of characters
+_LONG_QUESTION = 160  # largest number of characters of a question that is used as a prompt
+_FIRST = 100  # training texts that are searched for a prompt
+_LARGE = 64 << 20  # bytes; a file of this size or more is not searched for a prompt
+# A temperature of 0.8 babbles less than 1 and repeats less than 0. If a model has more tokens than
+# the 256 bytes, the others are excluded, because they stand for no text.
 _SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
 
 
 def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """Draws a sample from a byte model, one byte at a time; returns "" for any other model.
 
-    Several hosts would have to draw together, so no sample is drawn on several hosts. The first
-    sample of a run compiles, which is said in a line.
+    Returns "" on several hosts, too, because all of them would have to take part. The first sample
+    of a run compiles a program, so a line is printed before it.
 
     Args:
         experiment: the experiment of the trainer; its seed is the seed of the sample.
-        trainer: trained or restored.
-        length: the most bytes to draw after the prompt. Fewer fit into a small context: beyond
-            it, further programs would be compiled.
+        trainer: a trained or restored trainer.
+        length: the largest number of bytes after the prompt. The context also limits it, because
+            further programs would be compiled for longer texts.
     """
     if not isinstance(experiment.data, sources.Text) or trainer.hosts.count > 1:
         return ""
@@ -59,9 +59,9 @@ def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> st
 
 
 def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
-    """Returns flags with which `tftpu generate` continues texts of `Tokens`; "" for other models.
+    """Returns example flags of `tftpu generate` for a trained model; "" if it writes no text.
 
-    On several hosts, no model is tried, so none is suggested.
+    On several hosts, returns flags only for a language model of KerasHub.
     """
     data = experiment.data
     if hasattr(trainer.model, "generate_step"):  # a language model of KerasHub
@@ -78,47 +78,47 @@ def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
 
 
 def _format_prompt(data: DataConfig) -> str:
-    """Returns the flags for a prompt; of a question, they ask for the likeliest answer."""
+    """Returns the flags for a prompt; for a question, with a temperature of 0."""
     question, texts = find_question(data)
     if not question:
         return f"--prompt={shlex.quote(_choose_words(texts))}"
     quoted = shlex.quote(question)
-    if "\n" in question:  # in a line of a shell
+    if "\n" in question:  # `$'…'` keeps the command on one line of a shell
         escaped = question.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
         quoted = f"$'{escaped}'"
     return f"--prompt={quoted} --temperature=0"
 
 
 def find_prompt(data: DataConfig) -> str:
-    """Returns a question, or the first words of a text, that was trained on.
+    """Returns a prompt from the training texts: a question, or the first words of a text.
 
     Args:
         data: the data of the run.
 
     Returns:
-        See `find_question`; other words if no file of texts is here.
+        See `find_question`; a default beginning if no text file is on this machine.
     """
     question, texts = find_question(data)
     return question or _choose_words(texts)
 
 
 def _choose_words(texts: list[str]) -> str:
-    """Returns the first words of a text; others if there is none that suits."""
+    """Returns the first words of a suitable text; a default beginning if no text suits."""
     found = (" ".join(text.split()[:_WORDS]) for text in texts)
     return _choose(filter(_has_letters, found), _LONG) or _BEGINNING
 
 
 def find_question(data: DataConfig) -> tuple[str, list[str]]:
-    """Returns a question that was trained on, up to where its answer begins, and the first texts.
+    """Returns a question of the training texts, without its answer, and the first texts.
 
-    Questions are those of `data.prompt`, or stand in each text before the same word with a colon,
-    such as "Answer:".
+    A question is the field that `data.prompt` names, or the part of a text up to a label that all
+    texts contain, such as "Answer:".
 
     Args:
         data: the data of the run.
 
     Returns:
-        "" if the texts answer no questions, or none of the first is short.
+        The question is "" if the texts contain none, or none of the first is short enough.
     """
     prompts = getattr(data, "prompt", "")
     texts = _read_texts(data, str(prompts or getattr(data, "field", "")))
@@ -127,7 +127,7 @@ def find_question(data: DataConfig) -> tuple[str, list[str]]:
 
 
 def _cut_answers(texts: list[str]) -> list[str]:
-    """Returns what each text has up to the last word with a colon that is in all; [] if none is."""
+    """Returns each text up to its last label ("Answer:") that all texts have; [] if none is."""
     labels = [
         {match[1]: match.end(2) for match in re.finditer(r"\s(\S+:)(?=\s+\S)(\n?)", text)}
         for text in texts
@@ -139,9 +139,9 @@ def _cut_answers(texts: list[str]) -> list[str]:
 
 
 def _read_texts(data: DataConfig, field: str) -> list[str]:
-    """Returns the first texts that were trained on; [] if no file of texts is here."""
+    """Returns the first training texts; [] if this machine has no readable file of them."""
     try:
-        given = getattr(data, "train_text", "")  # in a user's own class, anything
+        given = getattr(data, "train_text", "")  # of any type in a user's own class
         pattern = given.split(",")[0] if isinstance(given, str) else ""
         path = next(iter(listing.find_matches(pattern)), "") if pattern else ""
         if not path or (files.find_size(path) or _LARGE) >= _LARGE:
@@ -153,18 +153,18 @@ def _read_texts(data: DataConfig, field: str) -> list[str]:
 
 
 def _choose(found: Iterable[str], most: int) -> str:
-    """Returns the second prompt that suits a command line, as the first may be held out."""
+    """Returns the second text that suits a command line, as the first may be held out; or ""."""
     able = (one for one in found if len(one) <= most and one.replace("\n", "").isprintable())
     suited = list(itertools.islice(able, 2))
     return suited[-1] if suited else ""
 
 
 def _has_letters(words: str) -> bool:
-    """Returns whether words are mostly letters: no rule, no table."""
+    """Returns whether a text is mostly letters, unlike a horizontal rule or a table."""
     return 2 * sum(map(str.isalpha, words)) > len(words)
 
 
-# Keeps what is compiled for each executor, because every evaluation of a run draws a sample.
+# Writers with their compiled programs, by executor: every evaluation of a run draws a sample.
 _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
 
 

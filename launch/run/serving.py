@@ -30,7 +30,7 @@ class ServedRun(NamedTuple):
     Attributes:
         model: the model, which answers with arrays or with text.
         step: the step of its checkpoint.
-        prompt: the beginning of a text to ask for; "" of a model that writes none.
+        prompt: an example prompt for a language model; "" for other models.
     """
 
     model: "Served | Language"
@@ -44,7 +44,7 @@ class LanguageOptions(NamedTuple):
     Attributes:
         tokenizer: see `texts.choose_codec`.
         stop: see `texts.find_stop_tokens`.
-        tokens: the most tokens that a request may ask for.
+        tokens: the largest number of tokens that a request may ask for.
     """
 
     tokenizer: str | None
@@ -95,8 +95,8 @@ def _find_encoder(
 ) -> "Callable[[Sequence[str]], Arrays] | None":
     """Returns a function that encodes texts as `tftpu predict --input=sentence:TEXT` does.
 
-    Returns None if the data of the run read no texts. Of a class of the user's own, only reading
-    one tells; why it fails is printed, unless it takes the text for a file that is missing.
+    Returns None if the run's data class encodes no texts. A user's class is tried with a text; if
+    it fails, the reason is printed, unless the class took the text for the name of a missing file.
     """
     import keras
     import numpy as np
@@ -122,7 +122,7 @@ def _find_encoder(
             parts = keras.tree.flatten(features)
         arrays = {i.name: part.astype(i.dtype) for i, part in zip(inputs, parts)}
         if len(parts) != len(inputs) or any(arrays[i.name].shape != (1, *i.shape) for i in inputs):
-            raise UserError("The features of a text are not inputs of the model.")
+            raise UserError("The features of a text do not match the inputs of the model.")
         return arrays
 
     def encode(texts: Sequence[str]) -> "Arrays":
@@ -148,7 +148,7 @@ def _find_encoder(
         if not (isinstance(error, FileNotFoundError | UserError) and address in str(error)):
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             why = f"{name} cannot read {address!r}: {kind}{extract_first_line(error)}"
-            print(f"tftpu: texts are not answered: {why}", file=sys.stderr)
+            print(f"tftpu: requests with texts are not accepted: {why}", file=sys.stderr)
         return None
     return encode
 
@@ -161,7 +161,7 @@ def build_serving(
     inputs: Sequence[str] | None = None,
     labels: bool = True,
 ) -> "Serving":
-    """Returns the model with the weights of an evaluation, and its inputs and outputs.
+    """Returns the model with the weights that evaluation uses, and its inputs and outputs.
 
     Args:
         trainer: a trainer that was restored for evaluation.
@@ -197,13 +197,13 @@ def resolve_inputs(
     Args:
         model: the built model.
         data: the data that it was trained on.
-        given: as `data.export_inputs` returns it.
+        given: the result of `data.export_inputs`.
         inputs: the inputs of a language model; None: the features that it was trained on, except
             those that only rows with several packed documents need.
     """
     from tftpu.inference.exporting.serving import TOKENS, build_inputs
 
-    # The model is a subclass of keras.Model without a known input.
+    # A subclass of keras.Model may declare no inputs.
     if given is None and not hasattr(model, "input"):
         given = _describe_as_read(data)
     if given is None and inputs is None and isinstance(data, Tokens):

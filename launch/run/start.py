@@ -1,4 +1,4 @@
-"""Starts or resumes a run: checks what its workdir holds, claims it, and trains in this process.
+"""Starts or resumes a run: locks its workdir, checks the config against it, and trains.
 
 The options are those of `tftpu train`. A trial of a search has the same options.
 """
@@ -25,7 +25,7 @@ from tftpu.launch.settings.options import TIME, RunOptions, flag
 from tftpu.runtime import goodput, slow
 from tftpu.storage import files, locks, side_files
 
-_LONG = 200  # characters of two lists from which a message leaves their values out
+_LONG = 200  # characters; longer lists and flags are not quoted in messages
 _MOST = 5  # fields that a message names
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
 
@@ -48,12 +48,12 @@ class Options(RunOptions):
 
 
 class _Difference(NamedTuple):
-    """A field that a run began with otherwise.
+    """A field whose value in the config is not the one that the run began with.
 
     Attributes:
-        place: its path, such as "model.width".
-        was: its value in the run, as JSON.
-        text: what has changed, such as "was 8 and is 16".
+        place: the path of the field, such as "model.width".
+        was: the value that the run began with, as in JSON.
+        text: a description of the change, such as "was 8 and is 16".
     """
 
     place: str
@@ -111,7 +111,7 @@ def run_training(options: Options, experiment: Experiment, callbacks: Sequence[A
 def load_experiment(options: Options) -> Experiment:
     """Loads the experiment of the options; a Ctrl-C meanwhile is recorded in a local workdir."""
     workdir = options.workdir or options.default_workdir
-    if files.is_remote(workdir):  # which is not asked for what a few seconds took
+    if files.is_remote(workdir):  # a few seconds of loading are not worth requests to a bucket
         explained = recorded = contextlib.nullcontext()
     else:
         explained, recorded = explained_interruption(workdir), _recording_stop(workdir)
@@ -121,7 +121,7 @@ def load_experiment(options: Options) -> Experiment:
 
 @contextlib.contextmanager
 def explained_interruption(workdir: str) -> Iterator[None]:
-    """Adds to a Ctrl-C that ends the block at once what the same command does next."""
+    """Adds a note to a Ctrl-C that ends the block: from which step the same command resumes."""
     try:
         yield
     except BaseException as error:
@@ -137,7 +137,7 @@ def explained_interruption(workdir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recording_stop(workdir: str) -> Iterator[None]:
-    """Records a Ctrl-C that ends the block before training has an account."""
+    """Records in the workdir that Ctrl-C stopped the run before its training began."""
     try:
         yield
     except BaseException as error:
@@ -175,7 +175,7 @@ def _check_same_run(
         experiment: the experiment to train.
         workdir: the workdir of the run.
         read: `side_files.read`, or `side_files.take` in a process that writes to the workdir.
-        options: the options of the command, for the line to type; None: there is no such line.
+        options: the options of the command, for the line that the error suggests; None: no line.
     """
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume; for example, the run diverged at once
@@ -188,13 +188,13 @@ def _check_same_run(
         recorded = _extract_fields(renamed.update_classes(before.get(group)))
         fields = _extract_fields(to_plain(now))
         defaults = _list_defaults(now) if dataclasses.is_dataclass(now) else {}
-        # The run is older than some of the fields, which had their defaults.
+        # Fields that are newer than the run had their defaults.
         unset = defaults.keys() - recorded
         recorded = defaults | recorded
         for name in operational_fields(now) if dataclasses.is_dataclass(now) else ():
             recorded.pop(name, None)
             fields.pop(name, None)
-        # A digest of these weights is compared instead of their path.
+        # Base weights are compared by a digest, not by their path.
         if group == "model" and experiment.model.lora:
             elsewhere = dict.fromkeys(experiment.model.base_fields, "")
             recorded, fields = recorded | elsewhere, fields | elsewhere
@@ -210,17 +210,17 @@ def _build_refusal(
     by_group: Mapping[str, Sequence[_Difference]],
     options: Options | None,
 ) -> UserError:
-    """Returns the error of a run that would resume with other fields than it began with."""
+    """Returns the error for a run that would resume with a changed config."""
     differing = [one for group in by_group.values() for one in group]
     shown = ", ".join(f"{d.place} {d.text}" for d in differing[:_MOST])
     shown += ", …" if differing[_MOST:] else ""
     flags = [_find_flag(experiment, one) for one in differing]
-    change = "leave that as it was"
+    change = "restore them"
     typed = options.overrides if options else ()
     data = by_group.get("data", ())
     from_file = data and not any(_sets(word, one.place) for word in typed for one in data)
     if from_file:
-        change = "restore it (a config may read a field from a file, which has changed then)"
+        change = "restore them (a config may read a field from a file, which has changed then)"
     new = another_run.suggest_run(
         experiment, workdir, with_weights=bool(from_file) and "model" not in by_group
     )
@@ -228,14 +228,14 @@ def _build_refusal(
     advice = (
         f"This run has ended: begin another one, such as {new}."
         if has_ended
-        else "That changes what a run computes, so it resumes only with what it began with: "
+        else "That changes what a run computes, so it resumes only with its first values: "
         f"{change}, or begin another run, such as {new}."
     )
     error = UserError(
         f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
         f"{shown}. {advice}"
     )
-    if options and has_ended:  # with what it began with, nothing would be left to train
+    if options and has_ended:  # with its first values, nothing would be left to train
         again = parsing.to_argv(dataclasses.replace(options, workdir=files.suggest_path(workdir)))
         error.add_note(f"Type: tftpu train {shlex.join(again)}")
     elif options and all(flags) and len(flags) <= _MOST:
@@ -261,28 +261,28 @@ def _sets(override: str, place: str) -> bool:
 
 
 def _describe_end(workdir: str, steps: int | None) -> str:
-    """Returns at which step a run ended, before seconds of loading tell whether more is asked for.
+    """Returns a message with the step at which a run ended, to print before TensorFlow loads.
 
     Args:
         workdir: the workdir of the run.
-        steps: the steps that are asked for; None: epochs are.
+        steps: the requested number of steps; None: the length is given in epochs.
 
     Returns:
-        "" if it did not end, was continued and stopped since, or more steps are asked for.
+        "" if the run did not end, was resumed and stopped since, or more steps are requested.
     """
     ended = result.read(workdir)
     newest = max(manifest.list_steps(files.join(workdir, "checkpoints")), default=0)
     if ended is None or ended["steps"] != newest or (steps or 0) > newest:
         return ""
-    return f"This run ended at step {newest:,}; it is loaded, to go on if more steps are asked for."
+    return f"This run ended at step {newest:,}; it resumes if the config asks for more steps."
 
 
 def _extract_fields(plain: Any) -> dict[str, Any]:
-    """Returns the fields of a config's group as JSON; a group without fields has the name ""."""
+    """Returns the fields of a group of a config as JSON; {"": value} for a value without fields."""
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
     description = plain.get("description")
-    # A Keras object; Keras numbers the names of its objects within a process.
+    # A Keras object, without its name, because Keras numbers names within a process.
     if isinstance(description, dict):
         settings = description.get("config")
         settings = settings if isinstance(settings, dict) else {}
@@ -294,13 +294,12 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
 def _list_differences(
     group: str, before: dict[str, Any], now: dict[str, Any], unset: Collection[str]
 ) -> list[_Difference]:
-    """Returns fields that change a run's results and differ: "model.width", "was 8 and is 16".
+    """Returns the fields whose values differ between a run and an experiment, nested ones too.
 
     Args:
-        group: the path of the fields.
-        before, now: their values by name, of the run and of the experiment.
-        unset: the fields that the run did not know. A recorded value may have been set, although it
-            is the default.
+        group: the path of the group that has the fields.
+        before, now: the values of the run and of the experiment, by field name.
+        unset: the fields that the run's config.json lacks; their value before is the default.
     """
     found: list[_Difference] = []
     for name in now | before:
@@ -325,6 +324,6 @@ def _describe_change(was: Any, now: Any, is_default: bool) -> str:
 
 
 def _list_defaults(config: Any) -> dict[str, Any]:
-    """Returns the defaults of a dataclass in the form that JSON gives them."""
+    """Returns the defaults of a dataclass's fields as JSON values, by field name."""
     fields = dataclasses.fields(config)
     return {f.name: to_plain(f.default) for f in fields if f.default is not dataclasses.MISSING}

@@ -18,9 +18,9 @@ from tftpu.runtime import goodput
 from tftpu.storage import files, lines
 from tftpu.training.trainer import Trainer
 
-_LARGE = 0.25  # share of the run that evaluation may take without a remark
-_SMALL = 0.1  # share that is advised then
-_FEW = 4  # evaluations to choose the best checkpoint from, which are not advised against
+_LARGE = 0.25  # share of the run's time that evaluation may take without advice
+_SMALL = 0.1  # share of the run's time that the advice aims at
+_FEW = 4  # least evaluations that the advice leaves, to choose the best checkpoint from
 
 
 def format_summary(
@@ -77,7 +77,7 @@ def _list_evaluation_rows(
 
 
 def describe_same_split(data: DataConfig) -> str:
-    """Returns that data evaluate on the split that they train on; "" if they do not."""
+    """Returns a warning if the evaluation split is also the training split; otherwise ""."""
     trained, evaluated = (getattr(data, name, None) for name in ("train_split", "eval_split"))
     if not trained or trained != evaluated:
         return ""
@@ -88,14 +88,14 @@ def describe_same_split(data: DataConfig) -> str:
 
 
 def _describe_few(data: DataConfig) -> str:
-    """Returns how coarse the accuracy is; "" if it is not, or the number is not known."""
+    """Returns a warning if few evaluation images make the accuracy coarse; otherwise ""."""
     if not isinstance(data, StreamedImages):
         return ""
     from tftpu.input_pipelines.datasets import image_survey
 
     try:
         return image_survey.describe_few(data.eval_split, image_survey.count_evaluation(data))
-    except (UserError, OSError):  # the data were there while it trained
+    except (UserError, OSError):  # the data may have been removed since training
         return ""
 
 
@@ -111,9 +111,9 @@ def _read_evaluation(workdir: str, step: int) -> dict[str, float]:
 def _list_next_commands(
     experiment: Experiment, workdir: str, prompt: str, evaluates: bool
 ) -> list[str]:
-    """Returns what to type after a run, at most four lines.
+    """Returns the commands that are suggested after a run, at most four.
 
-    They show its curves and its answers, serve it, and export it for other programs.
+    They plot its curves, show its predictions or text, serve it, and export it.
 
     Args:
         experiment: the config of the run.
@@ -144,7 +144,7 @@ def _list_next_commands(
 
 
 def _list_kept_fields(data: DataConfig) -> list[str]:
-    """Returns the fields that tell a person which image of the evaluation split a row is about."""
+    """Returns the fields of an evaluation record by which a person recognises its image."""
     if isinstance(data, Images):
         return ["label"]
     if not isinstance(data, StreamedImages) or data.format != "tfrecord":
@@ -153,13 +153,13 @@ def _list_kept_fields(data: DataConfig) -> list[str]:
 
     try:
         known = input_pipelines.prediction(data, "evaluation").names
-    except UserError:  # the data were there while it trained
+    except UserError:  # the data may have been removed since training
         return []
     return [name for name in (data.label_feature, manifest.SOURCE) if name in known]
 
 
 def _choose_output(workdir: str, name: str) -> str:
-    """Returns a folder of a run for a command to write, which does not exist yet."""
+    """Returns an unused path in a run's folder for a command's output, quoted for the shell."""
     path = files.join(workdir, name)
     return shlex.quote(files.suggest_path(path) if files.exists(path) else path)
 
@@ -176,7 +176,9 @@ def _list_speed_rows(
     training = waited + seconds["step"]
     whole = trainer.step * experiment.data.global_batch_size / training if training else rate
     if waited > training / 2 and whole < rate:  # the first steps wait longest
-        rows.append(("", f"{format_metric(whole)} examples/s with them, which waited for input"))
+        rows.append(
+            ("", f"{format_metric(whole)} examples/s with the first steps, which waited for input")
+        )
     share, every = goodput.compute_share(seconds, "evaluation"), experiment.train.eval_every
     if share > _LARGE and every > 0:
         fewer = share / (1 - share) * (1 - _SMALL) / _SMALL
@@ -193,14 +195,13 @@ def _list_speed_rows(
 
 
 def _divide_evenly(steps: int, every: int, least: float) -> int:
-    """Returns the steps from one evaluation to the next, so that they divide the run evenly.
+    """Returns an interval between evaluations, in steps, that divides the run evenly.
 
     Args:
         steps: the steps of the run.
-        every: the steps from one evaluation to the next so far, such as those of an epoch. The
-            result is a multiple of them.
-        least: the least steps between two evaluations that are advised, unless that leaves fewer
-            than `_FEW`.
+        every: the present interval in steps, such as an epoch. The result is a multiple of it.
+        least: the shortest interval to advise, in steps, unless it leaves fewer than `_FEW`
+            evaluations.
     """
     parts = max(_FEW, int(steps / least))
     longer = math.ceil(steps / parts / every) * every

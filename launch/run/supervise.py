@@ -85,7 +85,7 @@ class _ChildProcess:
 
 
 def _build_preexec_fn(parent: int) -> Callable[[], None] | None:
-    """Returns a function for the child process: SIGTERM lets it save if the parent ends."""
+    """Returns a function that the child calls first, to get SIGTERM when this process ends."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # the library is loaded before the fork

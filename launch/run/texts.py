@@ -25,7 +25,7 @@ class TextOptions:
         None,
         "tokenizer.json that made the data",
         metavar="FILE",
-        shown="that of the run's config, or bytes",
+        shown="the tokenizer of the run's config, or bytes",
     )
     stop: str | None = flag(
         None,
@@ -36,10 +36,10 @@ class TextOptions:
 
 
 class Codec(Protocol):
-    """A vocabulary.
+    """A converter between text and the tokens of a vocabulary.
 
     Attributes:
-        size: the number of its tokens.
+        size: the number of tokens in the vocabulary.
     """
 
     size: int
@@ -58,7 +58,7 @@ class Codec(Protocol):
 
 
 class ByteCodec:
-    """The bytes of UTF-8."""
+    """A vocabulary whose 256 tokens are the bytes of UTF-8."""
 
     size = _BYTES
 
@@ -69,7 +69,7 @@ class ByteCodec:
             UserError: the text contains half of a surrogate pair, which has no bytes.
         """
         try:
-            # Words from a shell may hold bytes that are not UTF-8.
+            # Arguments from a shell may contain bytes that are not UTF-8.
             found = text.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
             raise _build_encoding_error(text, error) from error
@@ -82,7 +82,7 @@ class ByteCodec:
 
 
 class TokenizerFile:
-    """A file of Hugging Face `tokenizers`.
+    """A vocabulary in a file of Hugging Face `tokenizers`.
 
     Args:
         path: the path of a tokenizer.json.
@@ -100,8 +100,7 @@ class TokenizerFile:
         """Returns the tokens of a text.
 
         Raises:
-            UserError: the text contains half of a surrogate pair, or a byte that is not a
-                character.
+            UserError: the text contains half of a surrogate pair, or a byte that is not UTF-8.
         """
         try:
             text.encode()
@@ -110,7 +109,7 @@ class TokenizerFile:
         return self._encode(text).tolist()
 
     def find_token(self, name: str) -> int:
-        """Returns the number of a token.
+        """Returns the id of a token.
 
         Raises:
             UserError: there is no such token.
@@ -132,7 +131,7 @@ class TaskCodec:
         config: the model.
 
     Raises:
-        UserError: it writes no texts, or its preset cannot be loaded.
+        UserError: the model writes no texts, or its preset cannot be loaded.
     """
 
     def __init__(self, config: KerasHub):
@@ -167,8 +166,8 @@ def _build_decoder(
 
 def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
     return UserError(
-        f"A text holds {text[error.start]!r}, which is not a character: give text that UTF-8 can "
-        "hold."
+        f"A text contains {text[error.start]!r}, which is not a valid character: give text that "
+        "can be encoded as UTF-8."
     )
 
 
@@ -192,8 +191,8 @@ def choose_codec(experiment: Experiment, tokenizer: str | None = None) -> Codec:
         return ByteCodec()
     raise UserError(
         f"The meaning of the tokens of {type(data).__name__} is unknown: give the tokenizer that "
-        "made them with --tokenizer=FILE (a tokenizer.json). A model that labels examples writes "
-        "no text: tftpu predict has its labels."
+        "made them with --tokenizer=FILE (a tokenizer.json). A classifier writes no text: use "
+        "tftpu predict."
     )
 
 

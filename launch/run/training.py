@@ -27,7 +27,7 @@ from tftpu.tpu.compiler_options import as_text
 from tftpu.training import batch_values
 from tftpu.training.trainer import Trainer
 
-_DATA = "data.json"  # what is known of the training data, in the workdir
+_DATA = "data.json"  # file in the workdir that identifies the training data
 
 
 def train(
@@ -42,9 +42,9 @@ def train(
     Args:
         experiment: an experiment that is validated, but not yet for the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
-        initialise: a function that sets the first weights of a new run; it returns a message or "".
-        callbacks: further callbacks, in addition to those of the experiment.
-        flags: those of the command, for the line that resumes the run.
+        initialise: a function that sets the initial weights of a new run; returns a message or "".
+        callbacks: callbacks in addition to those of the experiment.
+        flags: the command's flags, which are recorded for the line that resumes the run.
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
@@ -92,7 +92,7 @@ def train(
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
-    # The losses of the model's outputs, which tell their classes, are known when training begins.
+    # Classes are checked when training begins, because the losses of the outputs are known then.
     check = _AtBegin(functools.partial(_check_classes, experiment, trainer))
     history = trainer.fit(
         data,
@@ -131,9 +131,9 @@ def _warn_of_changes(workdir: str, *, resumes: bool) -> None:
     """Prints which files of the run's code have changed; to stderr."""
     changes = recorded_start.describe_changes(workdir)
     if changes:
-        follows = "it resumes with today's code"
+        follows = "it resumes with the current code"
         if not resumes:
-            follows = "nothing is trained with today's code, and the numbers are those of then"
+            follows = "nothing is trained now, and the results are those of the earlier code"
         print(
             f"tftpu: warning: {changes} since the run was started: {follows}.",
             file=sys.stderr,
@@ -148,16 +148,16 @@ def _check_same_data(
 
     Args:
         experiment: the experiment that resumes.
-        state: what is known of the data now.
+        state: the present description of the data; see `input_pipelines.describe_state`.
         step: the step at which the run resumes; 0 for a new one.
         workdir: folder of the run.
     """
     before = (step and side_files.read(files.join(workdir, _DATA))) or {}
     if all(state.get(name, value) == value for name, value in before.items()):
         return
-    differ = "there are as many examples, but in files of other names or sizes"
+    differ = "their number is the same, but the files have other names or sizes"
     if before.get("content") != state.get("content"):
-        differ = "there are as many examples, but not the same (or fields of `data` select others)"
+        differ = "their number is the same, but not the examples (fields of `data` may select them)"
     for unit in ("examples", "batches"):
         was, now = before.get(unit), state.get(unit)
         if was != now:
@@ -170,18 +170,18 @@ def _check_same_data(
 
 
 def _read_length(workdir: str) -> int | None:
-    """Returns the steps of the run according to its config.json; None if that does not tell."""
+    """Returns the steps of the run according to its config.json; None if it does not say."""
     recorded = side_files.read(files.join(workdir, "config.json"), train=dict)
     length = recorded and recorded["train"].get("steps")
     return length if isinstance(length, int) else None
 
 
 def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
-    """Raises `UserError` if fewer steps are asked for than an unfinished run has trained.
+    """Raises `UserError` if fewer steps are requested than an unfinished run has trained.
 
     Args:
-        asked: the steps that are asked for.
-        step: the step of its newest checkpoint.
+        asked: the requested number of steps.
+        step: the step of the run's newest checkpoint.
         workdir: folder of the run.
     """
     length = _read_length(workdir)
@@ -195,7 +195,7 @@ def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
 
 
 def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:
-    """Prints what another length of the run does to the learning rate, if it follows the length.
+    """Prints how a changed length of the run changes the learning rate, if it depends on it.
 
     Args:
         experiment: the experiment that resumes.
@@ -224,8 +224,8 @@ def _report_other_metric(experiment: Experiment, workdir: str) -> None:
     best, now = result.read_best(workdir), experiment.best_metric or "loss"
     if best and best.metric != now:
         print(
-            f"Step {best.step:,} is the best so far by {best.metric}. The next evaluation takes "
-            f"its place, as {now} chooses now; --config.train.best_metric={best.metric} keeps it.",
+            f"Step {best.step:,} is the best so far by {best.metric}. The next evaluation replaces "
+            f"it, because {now} decides now; --config.train.best_metric={best.metric} keeps it.",
             flush=True,
         )
 

@@ -12,11 +12,11 @@ from tftpu.launch.search.space import Dimension, to_overrides
 from tftpu.launch.settings import config_flags, own_code
 
 _BEST = "train.best_metric"
-_DRAWS = 200  # draws of the other fields that are tried with a given value
+_DRAWS = 200  # random settings of the other fields that are tried with a given value
 
 
 def choose_metric(given: str | None, changes: Sequence[str], experiment: Experiment) -> str:
-    """Returns the metric of a search: that of `--metric`, or the config's.
+    """Returns the metric of a search: the value of `--metric`, or the config's metric.
 
     Args:
         given: the value of `--metric`.
@@ -62,7 +62,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that `tftpu train` would reject with any other values."""
+    """Raises `UserError` for a value that is invalid whatever values the other fields have."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
@@ -73,11 +73,11 @@ def _check_value(
             return
         except UserError as error:
             refusal = refusal or error
-    raise UserError(f"--space: {field}={value} is not a value to train with: {refusal}")
+    raise UserError(f"--space: {field}={value} cannot be trained with: {refusal}")
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields values by field, with a given one among them; first beside the config's values."""
+    """Yields values of fields that include a given one, first with the config's other values."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}
@@ -93,7 +93,7 @@ def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterat
 
 
 def _find_conditions(space: Sequence[Dimension], field: str) -> dict[str, str]:
-    """Returns the values of other fields that a field needs to be drawn."""
+    """Returns the values of other fields that the conditions of a field require."""
     known = {dimension.field: dimension for dimension in space}
     found: dict[str, str] = {}
     while (condition := known[field].only_if) is not None:

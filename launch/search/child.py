@@ -31,7 +31,7 @@ def start_server() -> None:
 
 
 class TrialProcess:
-    """A process that trains.
+    """A process that trains one trial.
 
     Args:
         argv: the arguments of `tftpu train`.
@@ -43,7 +43,7 @@ class TrialProcess:
         connection: receives (number, value, whether it is the last of the run) for every
             evaluation; the answer is PRUNE or "". A resumed run sends such a message before its
             first step, with the number of its last evaluation and None. It also receives DIVERGED
-            if the run diverged, and HELD if another process holds the run.
+            if the run diverged, and HELD if another process has locked the run.
     """
 
     def __init__(self, argv: Sequence[str], run: str, metric: str, log: str):
@@ -61,7 +61,7 @@ class TrialProcess:
             self._process.terminate()
 
     def close(self) -> None:
-        """Asks the process to stop if it still runs, and waits for its end without answering it."""
+        """Asks the process to stop if it runs; waits for its end without answering messages."""
         self.ask_to_stop()
         self.connection.close()
         self._process.join()
@@ -102,7 +102,7 @@ def _stop_with_the_worker() -> None:
 
 @contextlib.contextmanager
 def _report_end(connection: Connection) -> Iterator[None]:
-    """Tells the worker about the ends that no exit code distinguishes from other mistakes."""
+    """Reports to the worker that the run diverged or is locked, which no exit code says."""
     from tftpu.errors import DivergedError
     from tftpu.storage.owner import LockedError
 
@@ -116,7 +116,7 @@ def _report_end(connection: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_run(run: str) -> Iterator[None]:
-    """Claims a run that the process of a killed worker may still be saving."""
+    """Locks a run; waits up to `_PATIENCE` if the process of a killed worker still saves it."""
     from tftpu.storage import locks
     from tftpu.storage.owner import LockedError
 
@@ -168,7 +168,7 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
 def _ask_worker(connection: Connection, message: tuple[int, float | None, bool]) -> str:
     """Returns the worker's answer to a message; "" if this process is asked to stop first.
 
-    A worker may have ended, or may wait for a disk or a bucket longer than there is time to save.
+    The worker may have ended, or wait for a disk or bucket longer than this process has to save.
     """
     asked: list[int] = []
     before: Any = signal.getsignal(signal.SIGTERM)

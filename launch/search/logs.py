@@ -39,7 +39,7 @@ class Logs:
             self._temporary.cleanup()
 
     def begin(self, number: int) -> str:
-        """Returns the local path of a trial's log, which holds the output of earlier workers."""
+        """Returns the local path of a trial's log, which contains the output of earlier workers."""
         path = self._resolve_path(number)
         if self._temporary is not None and files.exists(self.resolve_destination(number)):
             with open(path, "wb") as file:
@@ -55,7 +55,7 @@ class Logs:
             with open(path, "rb") as file:
                 files.write_whole(self.resolve_destination(number), file.read())
         except (OSError, UserError) as error:
-            return f"its log could not be kept: {error}"
+            return f"its log could not be uploaded: {error}"
         return ""
 
     def resolve_destination(self, number: int) -> str:

@@ -35,14 +35,14 @@ class Plan:
     """A search.
 
     Attributes:
-        config: name of a config, or path of a user's own.
+        config: name of a config of tftpu, or path of a user's config file.
         overrides: changes of the config in all trials, such as "--config.train.steps=500".
-        space: texts of `launch.search.space`.
+        space: the search space, as texts of the form in `launch.search.space`.
         metric: the evaluation metric that decides which trial is best.
-        fields: the fields of the config with these changes, as plain data, because its file may
+        fields: the values of the config's fields with these changes by path, because its file may
             change.
         trials: the number of trials.
-        sampler, pruner: their names.
+        sampler, pruner: names of an Optuna sampler and pruner, of `SAMPLERS` and `PRUNERS`.
         seed: the seed of the sampler.
         slice: the TPU slice for which preflight predicts each trial's price; "": none.
         budget_usd: the dollars that the trials may cost on the slice; None: no limit.
@@ -80,7 +80,7 @@ class Plan:
         return [*self.overrides, *([] if best in self.overrides else [best])]
 
     def build_arguments(self, drawn: list[str], run: str) -> list[str]:
-        """Returns the command line of a trial, after the name of the command.
+        """Returns the arguments of `tftpu train` for a trial.
 
         Args:
             drawn: the overrides that the trial draws.
@@ -130,7 +130,7 @@ class Plan:
 
 
 def extract_fields(experiment: Experiment) -> dict[str, Any]:
-    """Returns the fields of a config that change its runs, as plain data by their names."""
+    """Returns the fields of a config that affect the results of its runs, as JSON, by path."""
     flat = _flatten(to_plain(keras_objects.describe_callbacks(experiment)))
     left_out = tuple(f"{name}." for name in operational_fields(experiment))
     return {name: value for name, value in flat.items() if not f"{name}.".startswith(left_out)}
@@ -175,15 +175,15 @@ def read_recorded(workdir: str) -> Plan | None:
 
 
 def check_overrides(words: Any) -> list[str]:
-    """Returns words from a search's record unchanged, after a check that they are overrides.
+    """Returns texts of a search's record as a list, after a check that they are overrides.
 
     Raises:
-        UserError: a word is not an override; `--config=FILE.py`, for example, would run a program.
+        UserError: a text is not an override; `--config=FILE.py`, for example, would run a program.
     """
     for word in words if isinstance(words, list | tuple) else [words]:
         if not (isinstance(word, str) and word.startswith("--config.")):
             raise UserError(
-                f"The search's record has {word!r} where it must have changes of its config."
+                f"The search's record contains {word!r}, which is not an override (--config.…)."
             )
     return list(words)
 
@@ -221,7 +221,7 @@ def record(plan: Plan, workdir: str) -> str:
 
 
 def _describe_change(before: Plan, plan: Plan) -> str:
-    """Returns a difference between two plans that a search cannot change; "" if there is none."""
+    """Returns a difference from a search's plan that prevents continuing it; "" if none does."""
     # Overrides are not compared: if they change the run, they change `fields`.
     left_out = ("overrides", *_LATER)
     names = [field.name for field in dataclasses.fields(Plan) if field.name not in left_out]
@@ -250,7 +250,7 @@ def _remove_failed(before: Plan, workdir: str) -> str:
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns the parts of plain data by their paths, such as "model.width"."""
+    """Returns the leaves of nested dicts and lists by their paths, such as "model.width"."""
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):

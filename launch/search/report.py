@@ -35,7 +35,7 @@ def format_result(
         plan: the plan of the search.
         study: the Optuna study.
         workdir: the workdir of the search.
-        drawn: its picture and the importance of its fields; None if there are too few trials.
+        drawn: its picture's path and the importance of its fields; None if trials are too few.
     """
     trials = study.get_trials(deepcopy=False)
     rows: list[tuple[str, str]] = []

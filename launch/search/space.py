@@ -1,9 +1,9 @@
 """The space of a search: fields of a config, and the values that they may take.
 
-    optimizer.learning_rate=log:1e-4..1e-1       a number, drawn by its logarithm
+    optimizer.learning_rate=log:1e-4..1e-1       a number, on a logarithmic scale
     train.label_smoothing=uniform:0..0.2         a number
     model.width=uniform:16..128                  a whole number, if the field is one
-    model.blocks=choice:(1,1),(2,2)              one of some values; commas in brackets are theirs
+    model.blocks=choice:(1,1),(2,2)              one of the values between commas outside brackets
     optimizer.momentum=uniform:0..0.99 if optimizer.name=sgd
 
 Bounds and values have the types of their fields.
@@ -72,7 +72,7 @@ class Dimension:
         if self.whole:
             return str(trial.suggest_int(self.field, int(self.low), int(self.high), log=log))
         value = trial.suggest_float(self.field, self.low, self.high, log=log)
-        # Rounds away digits that no search can tell apart. A narrow range needs more digits.
+        # Rounds away digits that make no difference. A narrow range needs more digits.
         narrow = max(abs(self.low), abs(self.high)) / (self.high - self.low)
         rounded = float(f"{value:.{4 + int(math.log10(narrow))}g}")
         return f"{min(max(rounded, self.low), self.high):.15g}"

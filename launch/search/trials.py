@@ -16,11 +16,11 @@ from tftpu.storage.owner import LockedError, LockLostError, build_locked_error
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # Names of the attributes of a trial and of a study.
-OVERRIDES = "overrides"  # the values that the trial draws, as words of a command line
+OVERRIDES = "overrides"  # the values that the trial draws, as command-line arguments
 BEHIND = "behind"  # whether the pruner has stopped the trial
 WHY = "why"  # the reason why the trial was pruned or failed
 USD = "usd"  # preflight's price of the trial on the plan's slice
-STOPPED_AT = "stopped_at_usd"  # the budget in which the next trial did not fit
+STOPPED_AT = "stopped_at_usd"  # the budget that the next trial would have exceeded
 
 
 @dataclasses.dataclass
@@ -29,8 +29,8 @@ class ClaimedTrial:
 
     Attributes:
         trial: the Optuna trial.
-        frozen: what was known about the trial when it was claimed.
-        words: the overrides that it draws.
+        frozen: a copy of the trial's record when it was claimed.
+        words: the overrides that the trial draws.
         resumed: whether another worker has begun the trial.
         claim: the claim, which is held until it is closed.
     """
@@ -84,8 +84,8 @@ class Trials:
         It does not wait for other machines, because all threads of this process wait for it.
 
         Args:
-            own: the numbers of the trials that this process runs; claims do not exclude their own
-                process.
+            own: the numbers of the trials that this process runs; its claims do not exclude other
+                threads of this process.
         """
         taken = self._claim_left_behind(own)
         if taken is not None or self._is_over_budget() or not self._is_trial_wanted():
@@ -155,7 +155,7 @@ class Trials:
         return self._study.get_trials(deepcopy=False)[number]
 
     def _can_run(self, frozen: FrozenTrial) -> bool:
-        """Returns whether the budget allows a begun trial: its cost is reserved, or no cost is."""
+        """Returns whether a begun trial may run: its cost is reserved, or budget is left."""
         return USD in frozen.user_attrs or not self._is_over_budget()
 
     def _claim_left_behind(self, own: set[int]) -> ClaimedTrial | None:
@@ -179,7 +179,7 @@ class Trials:
                 self._study.sampler = self._plan.build_sampler(number)
                 trial = _reopen_trial(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
-                # It is None if the trial's worker was killed while it drew.
+                # It is None if the trial's worker was killed before it recorded them.
                 words = self._draw_overrides(trial) if words is None else check_overrides(words)
                 return ClaimedTrial(trial, frozen, words, True, refused.pop_all())
         return None

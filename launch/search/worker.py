@@ -27,7 +27,7 @@ _ELSEWHERE = "another worker has taken it over"
 
 
 class Workers:
-    """Runs trials, some at a time.
+    """Runs the trials of a search on this machine, several at a time.
 
     Args:
         plan: the plan of the search.
@@ -42,7 +42,7 @@ class Workers:
     ):
         self._plan, self._study, self._trials = plan, study, trials
         self._logs, self._say = logs, say
-        # Needed because two claims of one process do not exclude one another.
+        # Needed because claims do not exclude threads of the same process.
         self._lock = threading.Lock()
         # The processes of trials, by number; None while a process starts.
         self._running: dict[int, TrialProcess | None] = {}
@@ -147,13 +147,13 @@ class Workers:
         if self._trials.is_lost(number):
             self._print_status(number, _ELSEWHERE)
         elif outcome == HELD:
-            self._print_status(number, "another process still saves its run: tried again")
+            self._print_status(number, "another process still saves its run: trying again later")
         elif outcome == DIVERGED:
             self._report_end(taken, TrialState.PRUNED, "diverged")
         elif code:
             self._fail(taken, f"{_describe_exit(code)}: {_read_last_line(log)}")
         elif not evaluated:
-            self._fail(taken, f"no evaluation had {self._plan.metric}")
+            self._fail(taken, f"no evaluation reported {self._plan.metric}")
         else:
             self._report_result(taken, run, outcome == PRUNE)
 
@@ -287,13 +287,13 @@ def format_overrides(words: list[str]) -> str:
 
 
 def _read_evaluations(run: str, metric: str) -> list[float]:
-    """Returns the values of a metric that a run has written; NaN if a value is not a number."""
+    """Returns the values of a metric that a run has written; NaN for an evaluation without it."""
     found = lines.read(files.join(run, "metrics.jsonl"))
     return [numbers.get(metric, math.nan) for _, split, numbers in found if split == "eval"]
 
 
 def _describe_exit(code: int) -> str:
-    """Returns a text about a process's exit code: 137 means that the machine ran out of memory."""
+    """Returns a text about an exit code, such as "ended by SIGKILL" for 137 (out of memory)."""
     names = {128 + number: number.name for number in signal.Signals}
     return f"ended by {names[code]}" if code in names else f"exit code {code}"
 

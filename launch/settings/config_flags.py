@@ -35,7 +35,7 @@ from tftpu.storage import files, side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
-# What Keras's optimizers set otherwise than `OptimizerConfig`, whose rate also decays by default.
+# Arguments that give `OptimizerConfig` the defaults of Keras's optimizers, except its decay.
 _KERAS_DEFAULTS = {
     "adamw": ", weight_decay=0.004",
     "lars": ", learning_rate=1.0",
@@ -69,14 +69,14 @@ def load(name: str, overrides: list[str]) -> Experiment:
     Raises:
         UserError: there is no such config or field, or a value has the wrong type.
 
-    A file is imported as `launch.own_code` describes.
+    A file is imported as `launch.settings.own_code` describes.
     """
     code = find_code(name)
     folder = code.folder if code else CONFIGS
     missing = UserError(
         f"The config {name!r} has no function get_config(), which returns a tftpu.Experiment "
-        "(`tftpu init NAME` writes one). A script runs by `python`, and `tftpu.preflight.check` "
-        "prices its model."
+        "(`tftpu init NAME` writes one). Run a script with `python`; `tftpu.preflight.check` "
+        "predicts the memory, time and price of its model."
     )
     if code and not any(word in code.file.read_bytes() for word in (b"get_config", b"import *")):
         raise missing  # before it runs: it may be a script that trains
@@ -97,7 +97,7 @@ def load(name: str, overrides: list[str]) -> Experiment:
 
 
 def apply_overrides(experiment: Experiment, changes: Sequence[str]) -> None:
-    """Sets fields of an experiment in order; its error names every change that cannot be made."""
+    """Applies overrides in order; raises one `UserError` that lists all that cannot be applied."""
     check_lengths(changes)
     mistakes = []
     for change in changes:
@@ -163,7 +163,7 @@ def describe_experiment(found: Any, where: str) -> Experiment:
         where: the name of its file, for errors.
 
     Raises:
-        UserError: it is not an experiment.
+        UserError: the result is not an experiment.
     """
     if not isinstance(found, Experiment):
         raise UserError(
@@ -174,10 +174,10 @@ def describe_experiment(found: Any, where: str) -> Experiment:
 
 
 def load_space(name: str) -> tuple[str, ...]:
-    """Returns the space that a config's `get_space` describes; () without that function.
+    """Returns the search space of a config's `get_space()`; () if it has no such function.
 
     Raises:
-        UserError: there is no such config, or the function returns something else.
+        UserError: there is no such config, or the function does not return a list of texts.
     """
     code = find_code(name)
     module = _import_module(name, code)
@@ -194,9 +194,9 @@ def load_space(name: str) -> tuple[str, ...]:
 
 
 def find_config_of_run(folder: str) -> str | None:
-    """Returns the config that a run was trained with, as a command takes it; None if unknown.
+    """Returns the name or path of the config that a run was trained with; None if unknown.
 
-    A config of tftpu has no file, and is known by the name of the folder alone.
+    For a config of tftpu, no file is recorded, so its name is guessed from that of the folder.
     """
     path = files.join(folder, "config.json")
     if not files.exists(path):
@@ -274,7 +274,7 @@ def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
     """Returns the value of a field, converted to the field's type.
 
     Raises:
-        UserError: it has another type.
+        UserError: the value has another type.
     """
     kind: Any = read_fields(type(parent))[field].declared
     if field in _NAMED and isinstance(parent, Experiment):
@@ -299,7 +299,7 @@ def _parse_value(parent: Any, field: str, argument: str, value: str) -> Any:
 def _suggest_field(
     experiment: Experiment, parents: Sequence[str], field: str, known: Sequence[str]
 ) -> str:
-    """Returns a clause with the field that was meant, here or in another group."""
+    """Returns a suggestion for an unknown field, from its own group or from another one."""
     parent, _, other = FIELDS.get(field, "").rpartition(".")
     if parent and parent == ".".join(parents):
         return f" Did you mean {other!r}?"
@@ -327,7 +327,7 @@ def _find_sources_with(field: str) -> list[str]:
 
 
 def list_fields(experiment: Experiment) -> dict[str, str]:
-    """Returns the fields of an experiment's groups, as "train.steps", by their own names."""
+    """Returns the paths of an experiment's fields, such as "train.steps", by field name."""
     return {
         field.name: f"{group.name}.{field.name}"
         for group in reversed(dataclasses.fields(experiment))
@@ -337,7 +337,7 @@ def list_fields(experiment: Experiment) -> dict[str, str]:
 
 
 def _describe_optimizer(name: str) -> str:
-    """Returns a sentence with the config that equals an optimizer by name and has fields."""
+    """Returns advice to replace an optimizer's name by an equal `OptimizerConfig` with fields."""
     settings = _KERAS_DEFAULTS.get(name.lower(), "")
     but = ", except that it leaves biases and norms without weight decay" * ("weight" in settings)
     return (

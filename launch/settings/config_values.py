@@ -51,7 +51,7 @@ def parse(text: str, kind: Any) -> Any:
 
 
 def describe_kind(kind: Any) -> str:
-    """Returns a description of the texts that `parse` takes for a type, such as "a number"."""
+    """Returns a description of the texts that `parse` accepts for a type, such as "a number"."""
     kind = read_type(kind)
     described = [describe_kind(part) for part in kind.parts]
     if kind.container is Union:
@@ -91,7 +91,7 @@ def _parse_several(texts: list[str], kind: FieldType) -> Any:
 
 
 def _parse_whole(text: str) -> int:
-    """Returns a whole number, also from "64.0", which services that choose numbers may write."""
+    """Returns a whole number, also from "64.0", as hyper-parameter services may write it."""
     try:
         return int(text)
     except ValueError:

@@ -23,7 +23,7 @@ def describe_objects(experiment: Experiment) -> Experiment:
     """Returns the experiment with descriptions in place of Keras objects and functions.
 
     Raises:
-        UserError: an object that cannot be described.
+        UserError: an object cannot be described.
     """
     changed = {
         name: _describe_value(getattr(experiment, name), name) for name in ("optimizer", "loss")
@@ -214,13 +214,13 @@ def _iterate_texts(value: Any) -> Iterator[str]:
 
 
 def _check_registered(text: str, name: str) -> None:
-    """Checks the object that Keras would find by a text and call with arguments.
+    """Checks the object that Keras would look up under a registered name and call.
 
     Keras finds everything that a loaded package has registered, such as a layer that reads files.
 
     Raises:
-        UserError: it does not belong to Keras or tftpu, and is not a function of the user's own
-            code.
+        UserError: the object does not belong to Keras or tftpu, and is not a function of the
+            user's own code.
     """
     import keras
 

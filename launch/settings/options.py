@@ -8,7 +8,7 @@
         limit: float = flag(60.0, "how long it may take", metavar=TIME)
 
 A field's annotation is the type of its flag: `str`, `int`, `float` or `bool`, with `| None` if the
-default is None. `tftpu.launch.settings.parsing` reads the words of a command line.
+default is None. `tftpu.launch.settings.parsing` parses command lines.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from tftpu.config import ClusterConfig, Experiment, read_fields
 from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.startup import import_tensorflow
 
-FOLDERS = ("DIR", "RUN")  # placeholders for a folder, local or gs://; RUN is that of a run
+FOLDERS = ("DIR", "RUN")  # placeholders for a folder, local or gs://; RUN: the folder of a run
 ADDRESS = "KIND:WHAT"  # placeholder for the address of records, such as images:FOLDER
 TIME = "TIME"  # placeholder for a number of seconds, or a text such as "90m"
 KINDS = (bool, int, float, str)
@@ -40,18 +40,18 @@ class Flag:
     """A flag of a command.
 
     Attributes:
-        name: without dashes.
-        kind: type of the value.
+        name: name of the flag without dashes.
+        kind: type of the value; of one value if `several`.
         default: value if the flag is not given; None if it is required.
-        help: one line.
-        shown: the default as the help shows it; "": it shows none.
+        help: description of the flag in the help, one line.
+        shown: the default as the help shows it; "": the help shows no default.
         metavar: placeholder of the value in the help, such as "FILE".
         required: whether a command line without the flag is an error.
         hint: returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
         word: whether the value may be given without `--name`.
-        several: whether the flag may be repeated, or several words given.
-        aliases: other names.
+        several: whether the flag may be repeated, or several values given without its name.
+        aliases: other names of the flag.
     """
 
     name: str
@@ -108,7 +108,7 @@ def flag(
         minimum: lowest value allowed.
         metavar: placeholder of the value in the help.
         shown: the default as the help shows it, if the value itself is not clear.
-        word: whether the value may be given without the flag's name; one flag of a command may.
+        word: whether the value may be given without the flag's name, for one flag of a command.
         aliases: other names of the flag.
     """
     spec = _FlagSpec(help, shown, metavar, minimum=minimum, word=word, aliases=aliases)
@@ -136,7 +136,7 @@ def required(
 
 
 def list_flags(options: type[Options]) -> tuple[Flag, ...]:
-    """Returns the flags of an options class: the one given as a word, then inherited ones."""
+    """Returns the flags of an options class: the `word` flag, then inherited ones, then its own."""
     kinds = read_fields(options)
     found = []
     for field in dataclasses.fields(options):
@@ -191,7 +191,7 @@ class Overrides:
 
 
 def require_config(help: str) -> Any:
-    """Declares the config that a command takes as its word; `help` says what may be given."""
+    """Declares the argument CONFIG of a command; `help` says which values are allowed."""
     return required("CONFIG", help, hint=_format_config_hint, word=True)
 
 
@@ -227,7 +227,7 @@ class ConfigOptions(Overrides):
         return experiment
 
     def set_cluster(self, cluster: ClusterConfig) -> None:
-        """Sets the devices that the command line names; without any, keeps the config's."""
+        """Keeps the config's devices; `DeviceOptions` sets those that the command line names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,7 +238,7 @@ class DeviceOptions:
         None,
         "auto, local, none, or the name of a TPU",
         metavar="NAME",
-        shown="that of the config, else auto",
+        shown="cluster.tpu of the config, otherwise auto",
     )
     virtual_devices: int | None = flag(
         None, "split the CPU into this many devices, to try several replicas", metavar="N"
@@ -252,7 +252,7 @@ class DeviceOptions:
             cluster.virtual_devices = self.virtual_devices
 
     def split_cpu(self, config: str | None) -> None:
-        """Splits the CPU before a config file loads, whose Keras objects would start TensorFlow."""
+        """Splits the CPU before Keras objects of a config file start TensorFlow."""
         if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
             import_tensorflow()
             from tftpu.engines.tensorflow import cluster

@@ -30,8 +30,8 @@ from tftpu.launch.correction import FIELDS
 from tftpu.storage import files
 
 # Names that a file beside a config may not have: tftpu imports these modules, and the file would
-# replace them. `tftpu` is missing here, because it is already loaded and cannot be replaced by a
-# clone that holds the config.
+# replace them. `tftpu` is missing here, because it is already loaded and cannot be replaced if the
+# config is in a clone of the repository.
 _TAKEN = {*sys.stdlib_module_names, "absl", "keras", "numpy", "tensorflow"}
 _brought = set[str]()  # modules that the imported configs have loaded
 
@@ -84,7 +84,7 @@ def find_code(config: str) -> OwnCode | None:
 
 
 def find_near_file(path: Path) -> str | None:
-    """Returns the Python file whose name is nearest to that of a path, beside it, or None."""
+    """Returns the Python file in a path's folder whose name is nearest to the path's, or None."""
     files = {file.name: os.path.relpath(file) for file in path.parent.glob("*.py")}
     return files.get(find_nearest(path.name, files) or "")
 
@@ -100,7 +100,7 @@ def check_name(module: str) -> None:
 
 
 def prepare(code: OwnCode) -> None:
-    """Puts the folder first on `sys.path`, and removes loaded modules with the same names."""
+    """Puts the folder first on `sys.path`; unloads modules of other folders with its names."""
     folder = str(code.folder)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
@@ -120,8 +120,8 @@ def prepare(code: OwnCode) -> None:
 def import_config(code: OwnCode) -> types.ModuleType:
     """Imports a config file that the user named, also if it was imported before.
 
-    See `prepare`. From then on, the files of runs and searches may name this file: see
-    `has_been_named`.
+    See `prepare`. It records the file, because files of runs and searches may only name configs
+    that the user has named: see `has_been_named`.
     """
     note = _locate_note(code.file)
     # Without a home folder, the user has to name the file each time.
@@ -203,11 +203,11 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
 
 
 def _explain_field(message: str) -> str:
-    """Returns a clause for an argument that a class of a config does not take; "" for others."""
+    """Returns a suggestion for a config class's error about an unknown argument; otherwise ""."""
     found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", message)
-    if found is None or "Did you mean" in message:  # as Python 3.13 asks
+    if found is None or "Did you mean" in message:  # Python 3.13 suggests a name itself
         return ""
-    # Of classes of one name, that of the user's own file came last.
+    # Of several classes with this name, the user's is in the module that was loaded last.
     named = [getattr(module, found[1], None) for module in reversed(list(sys.modules.values()))]
     kind = next((one for one in named if dataclasses.is_dataclass(one)), None)
     if kind is None:
@@ -219,7 +219,7 @@ def _explain_field(message: str) -> str:
 
 
 def explain_missing(path: str) -> str:
-    """Returns a sentence on a file that does not exist, with the nearest one beside it."""
+    """Returns a message that a file does not exist, with a suggestion of the nearest path."""
     return f"there is no file {path!r}.{files.suggest_existing(path, folders=True)}"
 
 
@@ -266,8 +266,8 @@ def validate(experiment: Experiment, data_shards: int | None = None) -> None:
 def validate_recorded(experiment: Experiment) -> None:
     """Validates the experiment of a config.json, which anybody may have changed.
 
-    A user's `validate` may look for the data themselves, which an export does not need. So the
-    first base class of tftpu validates the fields of the data.
+    A user's `validate` may need the data files, which an export does not. So the data's fields are
+    validated by its first base class from tftpu.
 
     Raises:
         UserError: as for `validate`.

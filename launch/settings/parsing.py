@@ -1,6 +1,6 @@
-"""Parses the words of a command line into the options of a command, by absl.
+"""Parses command-line arguments into the options of a command, with absl.
 
-`--name=value`, `--name value` and, for the flag that may be a word, `value` mean the same.
+`--name=value` and `--name value` mean the same, as does `value` for the flag declared as `word`.
 """
 
 import math
@@ -59,16 +59,16 @@ class Incomplete(UserError):  # noqa: N818 (says what is missing)
 
 
 def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyOptions:
-    """Parses the words after the command's name on the command line.
+    """Parses the arguments after the command's name on the command line.
 
     Args:
-        command: its name, for error messages.
-        options: the class to make an instance of.
-        words: the words to parse.
+        command: the name of the command, for error messages.
+        options: the class of the returned options.
+        words: the arguments to parse.
 
     Raises:
         Incomplete: a flag is missing.
-        UserError: an unknown flag, a value of the wrong type, or superfluous words.
+        UserError: there is an unknown flag, a value of the wrong type, or a superfluous argument.
     """
     flags = {flag.name: flag for flag in list_flags(options)}
     named, overrides, alone = _split(command, flags, words, takes_config(options))
@@ -102,7 +102,7 @@ def to_argv(options: Options) -> list[str]:
 def _split(
     command: str, flags: Mapping[str, Flag], words: Sequence[str], overridable: bool
 ) -> tuple[list[str], list[str], list[str]]:
-    """Splits words into flags and overrides (both as --name=value) and words without a name."""
+    """Splits arguments into flags, overrides (both as --name=value) and positional arguments."""
     named, overrides, alone = [], [], []
     names = {**flags} | {alias: flag for flag in flags.values() for alias in flag.aliases}
     rest = list(words)
@@ -119,7 +119,7 @@ def _split(
         if not is_override and flag is None:
             configs = [w.partition("=")[2] for w in named if w.startswith("--config=")]
             if not any(one.word and one.name == "workdir" for one in flags.values()):
-                configs = [*alone, *configs, ""]  # a run that has a config takes no fields
+                configs = [*alone, *configs, ""]  # commands on runs take fields only with --config
             config = configs[0] if overridable and configs else None
             near = _suggest(name, [*flags], [*names], config)
             sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
@@ -134,7 +134,7 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        is_text = flag is not None and flag.metavar == "TEXT"  # the command answers an empty one
+        is_text = flag is not None and flag.metavar == "TEXT"  # the command checks for an empty one
         if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:
@@ -144,30 +144,30 @@ def _split(
 
 
 def _suggest(name: str, flags: Sequence[str], known: Sequence[str], config: str | None) -> str:
-    """Returns a clause with the flag, or the field of a config, that a name is nearest to.
+    """Returns a suggestion of the flag, or the field of a config, that is nearest to a name.
 
     Args:
-        name: the name that no flag has.
+        name: the unknown name of a flag.
         flags: the names of the flags.
-        known: these and their other names.
-        config: the name of the config, as far as it is known; None: the command takes none.
+        known: the names and the aliases of the flags.
+        config: the name of the config, "" if it is unknown; None: the command takes no config.
     """
     near = find_nearest(name, known)
     if name in WORKDIRS and "workdir" in flags and near != "output":
         near = "workdir"
-    if name in ADAPTERS and "base" in flags:  # the flag leaves them out
+    if name in ADAPTERS and "base" in flags:  # --base switches adapters off
         near = "base"
     if config is not None:
         fields = list_config_fields(config) | FIELDS
         close = name if name in fields else None if near else find_nearest(name, fields)
         near = f"{OVERRIDE}{fields[close]}" if close else near
-        if name.split(".")[0] in _GROUPS:  # a field without the word config
+        if name.split(".")[0] in _GROUPS:  # such as --train.steps, which lacks "config."
             near = f"{OVERRIDE}{name}"
     return f" Did you mean '--{near}'?" if near else did_you_mean(name, flags)
 
 
 def list_config_fields(config: str) -> dict[str, str]:
-    """Returns the fields of a config of tftpu, or those that all have, as "train.steps" by name."""
+    """Returns paths such as "train.steps" by field name; for a user's config, of common fields."""
     if config in config_flags.list_names():
         return config_flags.list_fields(config_flags.load(config, []))
     return {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}
@@ -176,7 +176,7 @@ def list_config_fields(config: str) -> dict[str, str]:
 def _name_words(
     command: str, flags: Mapping[str, Flag], named: Sequence[str], alone: Sequence[str]
 ) -> list[str]:
-    """Returns words without a name as `--name=word`."""
+    """Returns positional arguments as `--name=value`."""
     if not alone:
         return []
     flag = next((flag for flag in flags.values() if flag.word), None)
@@ -211,7 +211,7 @@ def _find_negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
 
 
 def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
-    """Parses `--name=value` words by absl."""
+    """Parses `--name=value` arguments with absl."""
     values = absl_flags.FlagValues()
     for flag in flags.values():
         define: Any = absl_flags.DEFINE_multi_string if flag.several else _DEFINE[flag.kind]

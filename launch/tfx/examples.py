@@ -27,7 +27,7 @@ class Examples(DataConfig):
         transformed: whether the examples come from Transform. Otherwise they are raw and are
             transformed while they are read, if there is a transform graph.
         shuffle: the number of examples that are shuffled at a time.
-        train_files, eval_files: patterns of files. `run_fn` sets these and what follows.
+        train_files, eval_files: patterns of files. `run_fn` sets these and the fields below.
         eval_steps: the number of batches to evaluate; None: all.
         schema: the file with the schema of the examples, which is read if there is no transform
             graph.

@@ -22,7 +22,7 @@ class Features:
         names: the names of the features that the model takes.
         transform: the transform graph; None: there is none.
         stored: the features to read from the files.
-        source: the name of what describes the features, for errors.
+        source: the name of the schema or transform graph that describes the features, for errors.
 
     Raises:
         UserError: a feature is missing, or a model on a TPU cannot take it.
@@ -33,8 +33,8 @@ class Features:
         self.transform = Transform(data.transform_graph) if data.transform_graph else None
         if self.transform is None and not data.schema:
             raise UserError(
-                "The pipeline gives neither a transform graph nor a schema, which say what the "
-                'examples hold: give Trainer(schema=schema_gen.outputs["schema"]), or '
+                "The pipeline gives neither a transform graph nor a schema to describe the "
+                'examples: give Trainer(schema=schema_gen.outputs["schema"]), or '
                 'transform_graph=transform.outputs["transform_graph"].'
             )
         if self.transform is None:

@@ -27,7 +27,7 @@ def build_training(data: "Examples", context: DataContext) -> tf.data.Dataset:
 
 
 def build_evaluation(data: "Examples", context: DataContext) -> tf.data.Dataset:
-    """Returns the evaluation split, or its first batches."""
+    """Returns the evaluation split, or its first `eval_steps` batches."""
     features = Features(data)
     batches = _batch_records(
         _read_records(data.eval_files, "eval_files", features), context, features

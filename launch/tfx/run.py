@@ -106,7 +106,7 @@ def _build_experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | No
 
 
 def _read_tuned(hyperparameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the values of a `keras_tuner.HyperParameters` config, by the names of the search.
+    """Returns the values of a `keras_tuner.HyperParameters` config, by hyperparameter name.
 
     Raises:
         UserError: they have another form.

@@ -63,7 +63,7 @@ class Transform:
         return self.layer(tf.io.parse_example(serialized, raw))
 
     def _list_outputs(self, raw: FeatureSpec) -> set[str]:
-        """Returns the names of the features that can be made from these alone."""
+        """Returns the names of the transformed features that can be made from `raw` alone."""
         traced: Any = tf.function(lambda serialized: self(serialized, raw), autograph=False)
         return set(traced.get_concrete_function(SERIALIZED).structured_outputs)
 

@@ -392,10 +392,10 @@ def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     assert table.describe_ruled_out(search, space) == [
         "  d: no row; left out: 1 no cheaper than the best even at the chip's peak; at the chip's "
         "peak 2 h and $198.00 a run",
-        "  v5e-1: no row; of those too large, the smallest needs 17 GiB of 15.8 GiB: "
+        "  v5e-1: no row; the smallest that is too large needs 17 GiB of 15.8 GiB: "
         "v5e-1 remat=block",
         f"  v6e-1: no row; left out: 1 {plan.STATE}",
-        "  v6e-4: none of those compiled runs",
+        "  v6e-4: none of the compiled candidates runs",
     ]
 
 

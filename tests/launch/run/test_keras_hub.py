@@ -197,7 +197,7 @@ def test_a_run_does_not_resume_on_other_texts(config, run, tmp_path, capsys):
         assert main([*words, "--config.train.steps=310"]) == 2
     finally:
         texts.write_text(first)
-    assert "there are as many examples, but not the same" in capsys.readouterr().err
+    assert "their number is the same, but not the examples" in capsys.readouterr().err
 
 
 def test_mistakes_are_explained(config, tmp_path, capsys):
@@ -314,7 +314,7 @@ def test_its_data_are_checked_and_shown(config, capsys):
 
 def test_the_price_of_its_texts_is_not_known(config, capsys):
     assert main(["preflight", str(config), "--slices=v5e-1", "--generate=2"]) == 2
-    assert "but not of KerasHub's" in capsys.readouterr().err
+    assert "but not from KerasHub's" in capsys.readouterr().err
 
 
 def test_a_preset_that_is_not_there_is_named_with_what_lies_beside_it(config, capsys):

@@ -255,7 +255,7 @@ def test_a_class_that_reads_no_texts_is_served_without_and_says_why(data, why, c
     assert find_encoder(data) is None
     said = capsys.readouterr().err
     assert why in said and said.count("\n") == bool(why)
-    assert said.startswith("tftpu: texts are not answered: " if why else "")
+    assert said.startswith("tftpu: requests with texts are not accepted: " if why else "")
 
 
 def test_a_text_that_a_class_cannot_read_is_the_requests_mistake(caplog):

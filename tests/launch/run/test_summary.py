@@ -35,7 +35,7 @@ def test_a_run_without_a_bottleneck_has_one_speed(tmp_path):
 
 def test_waiting_for_input_is_named(tmp_path):
     lines = list_lines(tmp_path, 10, step=2.0, input_wait=6.0)
-    assert lines[1:] == ["100 examples/s with them, which waited for input"]
+    assert lines[1:] == ["100 examples/s with the first steps, which waited for input"]
 
 
 def test_waiting_that_slowed_nothing_is_not_named(tmp_path):

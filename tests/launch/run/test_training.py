@@ -64,9 +64,9 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     expected = "ends at step 8, not at 4: at step 4 the rate is 0.25, where it was 0."
     assert expected in train(8, *rate)
     said = train(8, *rate)  # nothing is left to train
-    assert "schedule" not in said and "takes its place" not in said
+    assert "schedule" not in said and "replaces it" not in said
     said = train(9, *rate, "--config.train.best_metric=loss")
-    assert "is the best so far by accuracy. The next evaluation takes its place, as loss " in said
+    assert "is the best so far by accuracy. The next evaluation replaces it, because loss " in said
     constant = ("--config.optimizer.decay=constant", f"--workdir={tmp_path}/constant")
     assert "schedule" not in train(2, *constant) + train(3, *constant)
 
@@ -99,7 +99,7 @@ def test_a_run_does_not_resume_on_other_texts(in_scratch_project, tmp_path, monk
     assert train(3) == 0  # nothing is left to train
     assert train(4) == 2
     said = capsys.readouterr().err
-    assert "as many examples, but in files of other names or sizes" in said
+    assert "their number is the same, but the files have other names or sizes" in said
     assert "--workdir=runs/mine_2, where --config.model.init_from=runs/mine/checkpoints/3" in said
     text.write_text("as it was " * 60)
     assert train(4) == 2

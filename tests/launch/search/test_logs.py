@@ -30,7 +30,7 @@ def test_a_log_that_cannot_be_uploaded_is_said(monkeypatch):
     with Logs("gs://bucket/search") as logs:
         Path(logs.begin(0)).write_text("one\n")
         assert logs.keep(0) == (
-            "its log could not be kept: gs://bucket/search/trials/0000/log: denied"
+            "its log could not be uploaded: gs://bucket/search/trials/0000/log: denied"
         )
 
 

@@ -189,7 +189,7 @@ def test_a_run_without_an_evaluation_failed(search):
     one.run(Played([], 0))
     assert one.states == [TrialState.FAIL]
     log = f"{one.workdir}/logs/0000.log"
-    assert f"trial 0   failed: no evaluation had accuracy. See {log}." in one.said
+    assert f"trial 0   failed: no evaluation reported accuracy. See {log}." in one.said
 
 
 def test_failures_end_a_search_without_success_and_no_other(search):

@@ -83,7 +83,7 @@ def test_a_config_of_own_parts_trains_as_keras_does_and_every_step_of_it_is_reco
     assert main(["train", f"--config={path}", "--workdir=run"]) == 0  # the same run
     said = capsys.readouterr()
     assert "nothing is left to train" in said.out
-    assert "has changed since the run was started: nothing is trained with today's code" in said.err
+    assert "has changed since the run was started: nothing is trained now" in said.err
     other = write(tmp_path, OBJECTS.replace("scale=2.0", "scale=3.0"))
     assert main(["train", f"--config={other}", "--workdir=run"]) == 2
     assert "another loss configuration" in capsys.readouterr().err

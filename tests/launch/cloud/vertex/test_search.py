@@ -137,7 +137,7 @@ def test_a_condition_puts_a_parameter_inside_of_another():
         (["--config.train.best_metric=loss"], "and --metric=accuracy name different metrics"),
         (
             ["--space=optimizer.name=choice:sgd,adamww"],
-            "optimizer.name=adamww is not a value to train",
+            "optimizer.name=adamww cannot be trained with",
         ),
         (
             ["--space=cluster.engine=choice:jax,tensorflow"],

@@ -212,7 +212,8 @@ def test_another_framework_holds_the_tpu(tpu_vm, library, framework):
     os.symlink(V5E, tpu_vm.root / "proc/4321/fd/7")
     problem = tpu_vm.problem()
     assert (problem.name, problem.command) == ("tpu-held", "kill 4321")
-    assert problem.what == f"Process 4321 (python train.py), which runs {framework}, holds the TPU."
+    process = f"Process 4321 (python train.py), which runs {framework},"
+    assert problem.what == f"{process} is using the TPU."
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ def test_settings_that_keras_cannot_train_with_are_a_problem(laptop, text):
     file = write_keras_settings(laptop, text)
     problem = laptop.problem()
     assert problem.name == "keras-settings" and problem.command == f"rm {file}"
-    assert "no command trains" in problem.why
+    assert "no command can train" in problem.why
 
 
 def test_settings_as_keras_writes_them_are_no_problem(laptop):

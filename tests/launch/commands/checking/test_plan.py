@@ -50,7 +50,7 @@ def test_a_mesh_that_cannot_divide_the_model_is_left_out(tmp_path):
             [*command, f"--workdir={tmp_path}"], capture_output=True, text=True, check=False
         )
         assert (
-            "3 meshes left out: Most layers are convolutions, of which a plan does not"
+            "3 meshes left out: Most layers are convolutions, whose communication along"
             in done.stdout
         )
         assert done.returncode == 2 and "0 compiled" in done.stdout
@@ -74,7 +74,7 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
     process.send_signal(signal.SIGTERM)  # of `timeout`, and answered like a Ctrl-C
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    advice = "give more time by --time_limit, or leave fewer to choose from by --config.model."
+    advice = "give more time with --time_limit, or fewer candidates with --config.model."
     assert f"No candidate that fits is known yet: {advice}attention=auto.\n" in said
     assert (
         "54 candidates: 0 compiled, 0 pruned, 54 left: the same command continues with them, for "
