@@ -102,7 +102,7 @@ def test_other_adapters_change_nothing(tmp_path):
     for value, kept in zip(before, other.weights):
         np.testing.assert_array_equal(value, np.asarray(kept))
     safetensors.numpy.save_file({"q.lora_A.weight": np.ones((2, 6), "float32")}, path)
-    with pytest.raises(tftpu.UserError, match="PEFT's form: of a run, give"):
+    with pytest.raises(tftpu.UserError, match="PEFT's format: give"):
         models.load_adapters(other, path)
 
 
