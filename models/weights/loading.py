@@ -273,7 +273,7 @@ class _FileLayout(NamedTuple):
     tied: Mapping[str, str]
 
     def list_untied(self, arrays: dict[str, StoredArray]) -> list[str]:
-        """Describes arrays that are tied to others in the model, but differ from them in the file."""
+        """Describes arrays that the model ties to others, but that differ from them in the file."""
         both = [pair for pair in self.tied.items() if self.known.keys() >= set(pair)]
         names = [(self.known[repeated], self.known[tied]) for repeated, tied in both]
         return [
