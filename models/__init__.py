@@ -135,7 +135,7 @@ def load_model(path: str, **options: Any) -> "keras.Model":
     import keras
 
     from tftpu.models import families
-    from tftpu.models.layers import pixels  # noqa: F401 (a layer before any of their models)
+    from tftpu.models.layers import pixels  # noqa: F401 (layers that may precede any model)
 
     for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
         importlib.import_module(module.name)
@@ -154,7 +154,7 @@ def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False)
 
 
 def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors") -> None:
-    """Writes the weights of a model to a file: see `tftpu.models.weights.save_weights`."""
+    """Writes the weights of a model to a file; see `tftpu.models.weights.save_weights`."""
     from tftpu.models.weights import loading
 
     loading.save_weights(model, path, format=format)
@@ -191,7 +191,7 @@ def base_of(model: "keras.Model") -> tuple[str, ...]:
 def assign_merged(
     plain: "keras.Model", model: "keras.Model", replaced: "Mapping[str, np.ndarray] | None" = None
 ) -> None:
-    """Copies weights into a model without adapters, merged; see `tftpu.models.adapters`."""
+    """Copies an adapted model's merged weights into `plain`; see `tftpu.models.adapters`."""
     from tftpu.models import adapters
 
     adapters.assign_merged(plain, model, replaced)

@@ -84,7 +84,7 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX takes no variable
+        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX rejects a variable
 
 
 def merge_weights(
@@ -389,7 +389,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes layers that contain no kept layer; of the others, only variables outside layers."""
+    """Freezes layers without a kept layer inside; in the others, only their direct variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

@@ -161,7 +161,7 @@ class NormWithin(GhostBatchNormalization):
         return ops.logical_and(place >= self.border[0], place < size - self.border[1])
 
     def _compute_statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        # This mean and variance include the zeros of the border, which is corrected below.
+        # Mean and variance include the zeros of the border; the lines below correct for them.
         mean, variance = super()._compute_statistics(x, axes)
         height, width = x.shape[-3:-1]
         more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))

@@ -220,7 +220,7 @@ def _compute_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _multiply_groups(x: Tensor, y: Tensor, groups: int) -> Tensor:
-    """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
+    """Sums x^T y over each group; returns (groups, channels of x, channels of y), float32."""
     wide = (_split_groups(ops.cast(z, "float32"), groups) for z in (x, y))
     # One group at a time, because a TPU reorders the inputs of a batched product.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])

@@ -63,14 +63,14 @@ _SMALLER_IS_BETTER = (
 
 
 def check_losses(field: str, value: Any) -> None:
-    """Raises `UserError` if a value, or a value nested in it, is not the name of a Keras loss."""
+    """Raises `UserError` if a string in a value, also nested, is not the name of a Keras loss."""
     for name in texts_in(value):
         if name not in LOSSES:
             _refuse(field, name, "losses", LOSSES)
 
 
 def check_metrics(field: str, value: Any) -> None:
-    """Raises `UserError` if a value, or a value nested in it, is not the name of a metric."""
+    """Raises `UserError` if a string in a value, also nested, is not the name of a metric."""
     for name in texts_in(value):
         if name in WITH_ARGUMENTS:
             raise UserError(

@@ -38,7 +38,7 @@ class KerasObject:
 
     @property
     def name(self) -> str:
-        """The class, with its module."""
+        """The name of the class, with its module."""
         module, name = self.description.get("module"), self.description["class_name"]
         return f"{module}.{name}" if module else name
 

@@ -187,7 +187,7 @@ def open_file(path: StrPath) -> BinaryIO:
         return buckets.open_file(str(path))
 
     def open_regular(name: str, flags: int) -> int:
-        # O_NONBLOCK has no effect on a regular file, but a pipe does not block
+        # O_NONBLOCK has no effect on a regular file, but keeps a pipe from blocking
         descriptor = os.open(name, flags | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
