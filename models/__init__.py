@@ -1,4 +1,4 @@
-"""The zoo: `names()` lists it, `build(name)` returns a Keras model.
+"""The model zoo: `names()` lists its models, `build(name)` returns a Keras model.
 
 This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds; `build`
 does.
@@ -33,7 +33,7 @@ def parameters(name: str) -> int:
     """Returns the number of trainable parameters of a published size, without building it.
 
     Raises:
-        UserError: an unknown name.
+        UserError: the name is unknown.
     """
     config(name)
     return sizes.PARAMETERS[name]
@@ -43,7 +43,7 @@ def config(name: str, **fields: Any) -> ModelConfig:
     """Returns the hyper-parameters of a published size, with `fields` changed.
 
     Raises:
-        UserError: an unknown name or field; the message suggests the likeliest one.
+        UserError: the name or a field is unknown; the message suggests the most similar one.
     """
     if name not in sizes.SIZES:
         raise UserError(f"There is no model {name!r}.{did_you_mean(name, sizes.SIZES)}")
@@ -60,11 +60,12 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     """Builds a Keras model, not compiled.
 
     Args:
-        model: the name of a published size, or hyper-parameters, of the zoo or your own.
-        fields: hyper-parameters to change; only with a name.
+        model: the name of a published size; or a config, of the zoo or a custom one.
+        fields: hyper-parameters to change, if `model` is a name.
 
     Raises:
-        UserError: an unknown name or field, or hyper-parameters that build no Keras model.
+        UserError: a name or field is unknown, a value is not allowed, or the config's `build`
+            returns no Keras model.
 
     Example:
         >>> model = tftpu.models.build("vit_s16", num_classes=10)
@@ -74,7 +75,7 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     elif fields:
         raise UserError(
             f"build() takes fields ({', '.join(fields)}) only together with a model's name: set "
-            "them on the hyper-parameters instead."
+            "them in the config instead."
         )
     if type(model).__module__ == sizes.__name__:
         check_types("model", model)
@@ -91,12 +92,12 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     return built
 
 
-# Hyper-parameters that nobody changes together and keeps the name.
+# Hyper-parameters that make a published size what it is; see `_check_name`.
 _SHAPE = ("layers", "width", "blocks", "widths")
 
 
 def _check_name(model: ModelConfig) -> None:
-    """Raises `UserError` for the name of a published size without one of its hyper-parameters."""
+    """Raises `UserError` if a config has the name of a published size, but none of its values."""
     published = sizes.SIZES.get(model.name)
     if type(published) is not type(model):
         return
@@ -108,13 +109,13 @@ def _check_name(model: ModelConfig) -> None:
     if own and all(getattr(model, field.name) == field.default for field in own):
         kind = type(model).__name__
         raise UserError(
-            f"{kind}({model.name!r}) has that name alone, not the sizes of {model.name}: write "
+            f"{kind}({model.name!r}) only sets the name, not the sizes of {model.name}: write "
             f"tftpu.models.config({model.name!r})."
         )
 
 
 def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
-    """Returns the shard of a batch size that fits the model, for use before there is a batch."""
+    """Returns a batch for one replica that the model accepts, to validate it without data."""
     group = getattr(model, "norm_batch", 1)
     return PerReplicaBatch(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 
@@ -122,7 +123,7 @@ def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
 def load_model(path: str, **options: Any) -> "keras.Model":
     """Loads a model of the zoo from the `.keras` file that its `save` wrote.
 
-    Unlike `keras.models.load_model`, this also knows the families that were not used before.
+    Unlike `keras.models.load_model`, this works for families that the process has not imported.
 
     Args:
         path: the path of the file.
@@ -134,7 +135,7 @@ def load_model(path: str, **options: Any) -> "keras.Model":
     import keras
 
     from tftpu.models import families
-    from tftpu.models.layers import pixels  # noqa: F401 (which may stand before any of them)
+    from tftpu.models.layers import pixels  # noqa: F401 (layers that may precede any model)
 
     for module in pkgutil.iter_modules(families.__path__, f"{families.__name__}."):
         importlib.import_module(module.name)
@@ -146,42 +147,42 @@ def load_model(path: str, **options: Any) -> "keras.Model":
 
 
 def load_weights(model: "keras.Model", path: str, *, replace_head: bool = False) -> "LoadReport":
-    """Loads a file of weights into a model: see `tftpu.models.weights.load_weights`."""
+    """Loads a file of weights into a model; see `tftpu.models.weights.load_weights`."""
     from tftpu.models.weights import loading
 
     return loading.load_weights(model, path, replace_head=replace_head)
 
 
 def save_weights(model: "keras.Model", path: str, *, format: str = "safetensors") -> None:
-    """Writes the weights of a model to a file: see `tftpu.models.weights.save_weights`."""
+    """Writes the weights of a model to a file; see `tftpu.models.weights.save_weights`."""
     from tftpu.models.weights import loading
 
     loading.save_weights(model, path, format=format)
 
 
 def enable_lora(model: "keras.Model", rank: int, targets: str = "", base: str = "") -> list[str]:
-    """Adapts layers by LoRA, and freezes the others: see `tftpu.models.adapters`."""
+    """Adds LoRA adapters to layers, and freezes the others; see `tftpu.models.adapters`."""
     from tftpu.models import adapters
 
     return adapters.enable_lora(model, rank, targets, base)
 
 
 def save_adapters(model: "keras.Model", path: str) -> int:
-    """Writes adapters alone, of any Keras model: see `tftpu.models.weights.adapter_files`."""
+    """Writes only the trained weights of an adapted model; see `weights.adapter_files`."""
     from tftpu.models.weights import adapter_files
 
     return adapter_files.save_adapters(model, path)
 
 
 def load_adapters(model: "keras.Model", path: str) -> None:
-    """Loads what `save_adapters` wrote: see `tftpu.models.weights.adapter_files`."""
+    """Loads a file that `save_adapters` wrote; see `tftpu.models.weights.adapter_files`."""
     from tftpu.models.weights import adapter_files
 
     adapter_files.load_adapters(model, path)
 
 
 def base_of(model: "keras.Model") -> tuple[str, ...]:
-    """Returns the paths of the weights that adapters leave frozen; () without adapters."""
+    """Returns the paths of the frozen weights of an adapted model; () without adapters."""
     from tftpu.models import adapters
 
     return adapters.list_base(model)
@@ -190,21 +191,21 @@ def base_of(model: "keras.Model") -> tuple[str, ...]:
 def assign_merged(
     plain: "keras.Model", model: "keras.Model", replaced: "Mapping[str, np.ndarray] | None" = None
 ) -> None:
-    """Sets a model to another one's weights with its adapters: see `tftpu.models.adapters`."""
+    """Copies an adapted model's merged weights into `plain`; see `tftpu.models.adapters`."""
     from tftpu.models import adapters
 
     adapters.assign_merged(plain, model, replaced)
 
 
 def switch_adapters_off(model: "keras.Model") -> None:
-    """Makes a model compute as without its adapters: see `tftpu.models.adapters`."""
+    """Sets adapters to zero, so that they have no effect; see `tftpu.models.adapters`."""
     from tftpu.models import adapters
 
     adapters.switch_off(model)
 
 
 def freeze(model: "keras.Model", patterns: str) -> list[str]:
-    """Freezes the weights that globs name: see `tftpu.models.weights.freeze`."""
+    """Freezes the weights whose paths match globs; see `tftpu.models.weights.freeze`."""
     from tftpu.models.weights import loading
 
     return loading.freeze(model, patterns)

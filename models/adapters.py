@@ -1,6 +1,6 @@
 """LoRA: Hu et al. 2021 (https://arxiv.org/abs/2106.09685), and QLoRA: Dettmers et al. 2023.
 
-A layer that is adapted adds the product of two small matrices to its kernel, and they alone are
+An adapted layer adds the product of two small matrices to its kernel, and only these matrices are
 trained; with QLoRA (https://arxiv.org/abs/2305.14314) the kernel itself has 8 or 4 bits.
 """
 
@@ -26,26 +26,26 @@ from tftpu.models.layers.heads import UntiedHead
 
 BASES = ("", "int8", "int4")
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
-_MOST = 8  # layers that a message names
+_MOST = 8  # most layers that a message names
 _SCALES = ("kernel_scale", "kernel_zero", "g_idx")
 
 
 def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = "") -> list[str]:
-    """Adapts layers of a model, and freezes all others but the classifier.
+    """Adds LoRA adapters to layers of a model, and freezes the other layers.
 
-    The dense layers are adapted, also those of attention. A dense layer that is an output is a
-    classifier, and trained as a whole; the output of a language model is frozen. What an adapter
-    adds is zero at first.
+    By default, all dense layers are adapted, also those of attention, except outputs: an output
+    that is a classifier is trained in full, that of a language model is frozen. The product of new
+    adapters is zero.
 
     Args:
         model: built; its weights may be loaded before or after.
-        rank: the rank of the adapters, 1 or more. What they add is scaled by 1.
+        rank: the rank of the adapters, 1 or more. Their product is scaled by 1.
         targets: comma-separated globs over the paths of the layers to adapt, dense layers and
-            convolutions: "*_attention/qkv,*_attention/out"; "" is as said above.
-        base: "int8" or "int4" quantizes the kernels of the adapted layers: those of dense layers
-            by Keras, int8 by column, int4 by groups of 128 rows, as are those
-            of EinsumDense; those of convolutions by output channel. Weights that are loaded later
-            are rounded then. "" keeps their dtype.
+            convolutions: "*_attention/qkv,*_attention/out". All others are frozen, also a
+            classifier. "" selects the default.
+        base: "int8" or "int4" quantizes the kernels of the adapted layers, also when weights are
+            loaded later; "" keeps their dtype. Dense and EinsumDense kernels get a scale for each
+            column (int8) or for 128 rows of a column (int4), convolutions for each output channel.
 
     Returns:
         The paths of the adapted layers.
@@ -59,7 +59,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
     heads = [] if globs else _find_heads(model, layers)
     adapted = _find_targets(model, layers, globs, heads)
     _check_rank(min(adapted, key=_find_largest_rank), rank)
-    for layer in adapted:  # all of them before the first one is changed
+    for layer in adapted:  # checks all layers before the first one is changed
         _check_base(layer, base)
     for layer in adapted:
         _adapt(layer, rank, base)
@@ -69,7 +69,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
 
 
 def list_base(model: keras.Model) -> tuple[str, ...]:
-    """Returns the paths of the weights that adapters leave frozen; () without adapters."""
+    """Returns the paths of the frozen weights of an adapted model; () without adapters."""
     if not list_adapted(model):
         return ()
     return tuple(v.path for v in model.weights if not v.trainable)
@@ -84,7 +84,7 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX takes no variable
+        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX rejects a variable
 
 
 def merge_weights(
@@ -94,10 +94,10 @@ def merge_weights(
 
     Args:
         model: the model with or without adapters, quantized or not.
-        replaced: values by path that take the place of weights, such as their averages.
+        replaced: values by path to use instead of the weights', such as their averages.
 
     Raises:
-        UserError: a layer is quantized in a way that this cannot undo, or weights share a path.
+        UserError: a layer is quantized in a way that cannot be undone, or weights share a path.
     """
     check_unique_paths(model)
     found = {v.path: _to_array(v) for v in model.weights} | dict(replaced or {})
@@ -108,7 +108,7 @@ def merge_weights(
 
 
 def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
-    """Puts one matrix of floats in the place of a layer's integers, scales and adapters."""
+    """Replaces a layer's integers, scales and adapters in `found` by one matrix of floats."""
     name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
     first, second = (found.pop(f"{layer.path}/lora_{name}_{part}", None) for part in "ab")
     matrix = found[f"{layer.path}/{name}"]
@@ -123,7 +123,7 @@ def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
 
 
 def _multiply(layer: Any, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns what the adapters of a layer add to its kernel."""
+    """Returns the scaled product of a layer's adapters, which is added to its kernel."""
     return layer.lora_alpha / layer.lora_rank * np.matmul(first, second)
 
 
@@ -138,7 +138,7 @@ def _dequantize(layer: Any) -> Any:
             return dequantize_embeddings(layer)
     raise UserError(
         f"The layer {layer.path!r} is a {type(layer).__name__} quantized to "
-        f"{layer.quantization_mode}. Its weights cannot be turned into floats again: only int8 "
+        f"{layer.quantization_mode}. Its weights cannot be converted back to floats: only int8 "
         "and int4 weights of Dense, EinsumDense, Embedding and the zoo's convolutions can. Save "
         "the model before it is quantized."
     )
@@ -150,7 +150,7 @@ def assign_merged(
     """Sets the weights of a model without adapters to the merged weights of one with them.
 
     Args:
-        plain: built as `model` was, but for its adapters; layers may have other automatic names.
+        plain: built like `model`, without adapters; automatic names of layers may differ.
         model, replaced: as for `merge_weights`.
     """
     values = merge_weights(model, replaced)
@@ -163,10 +163,10 @@ def assign_merged(
 def assign_added(
     plain: keras.Model, model: keras.Model, replaced: Mapping[str, np.ndarray] | None = None
 ) -> None:
-    """Sets the kernels of a model to what another one's adapters add to them.
+    """Sets the kernels of a model to the products of another model's adapters.
 
     Args:
-        plain, model, replaced: as for `assign_merged`; other weights keep their values.
+        plain, model, replaced: as for `assign_merged`; weights without adapters are not changed.
     """
     values = replaced or {}
     if values:
@@ -179,7 +179,7 @@ def assign_added(
 
 
 def _pair_layers(plain: keras.Model, model: keras.Model) -> list[tuple[Any, Any]]:
-    """Returns the layers of two models that differ in their adapters alone."""
+    """Returns pairs of the same layer in two models that differ only in their adapters."""
     both = internals.flatten_layers(plain), internals.flatten_layers(model)
     return list(zip(*both, strict=True))
 
@@ -192,18 +192,18 @@ def find_quantized(model: keras.Model) -> dict[str, Any]:
 
 
 def compute_kernel_shape(layer: Any) -> tuple[int, ...]:
-    """Returns the shape of the kernel that a quantized layer represents."""
+    """Returns the shape that the kernel of a quantized layer has as floats."""
     if isinstance(layer, QuantizedConvolution):
         return layer.kernel_shape
     return layer.input_spec.axes[-1], layer.units
 
 
 def assign_quantized(layer: Any, value: np.ndarray) -> None:
-    """Rounds a kernel to the integers and scales of a quantized layer, as Keras does.
+    """Quantizes a kernel as Keras does, and assigns its integers and scales to a layer.
 
     Args:
         layer: a layer that `find_quantized` returns.
-        value: floats of the shape `shape(layer)`.
+        value: floats of the shape `compute_kernel_shape(layer)`.
     """
     if isinstance(layer, QuantizedConvolution):
         for variable, rounded in layer.quantize_kernel(value):
@@ -229,7 +229,7 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
 
 
 def list_added_weights(model: keras.Model) -> set[str]:
-    """Returns the paths of adapters and scales, which files of plain models lack."""
+    """Returns the paths of adapters and scales, which files of models without them lack."""
     found = {f"{v.path}/{name}" for v in list_adapted(model) for name in ADAPTERS}
     for layer in find_quantized(model).values():
         found |= {f"{layer.path}/{name}" for name in _SCALES}
@@ -253,7 +253,7 @@ def _check(model: keras.Model, rank: int, base: str) -> None:
 
 
 def _check_rank(layer: Any, rank: int) -> None:
-    """Raises `UserError` for adapters that are larger than the kernels that they adapt."""
+    """Raises `UserError` if a rank is larger than the shape of a layer's kernel allows."""
     shape, most = tuple(layer.kernel.shape), _find_largest_rank(layer)
     if rank > most:
         raise UserError(
@@ -288,9 +288,9 @@ def _find_heads(model: keras.Model, layers: list[Any]) -> list[Any]:
 def _find_targets(
     model: keras.Model, layers: list[Any], globs: list[str], heads: list[Any]
 ) -> list[Any]:
-    """Returns the layers that a glob matches, or the default layers without globs."""
+    """Returns the layers whose paths match a glob; without globs, the default layers."""
     kinds = keras.layers.Dense | keras.layers.EinsumDense
-    # A backbone of KerasHub has such a method, too.
+    # KerasHub's backbones, which are models, also have a method `enable_lora`.
     able = [v for v in layers if hasattr(v, "enable_lora") and not isinstance(v, keras.Model)]
     able = [v for v in able if v.built]
     able = [v for v in able if not isinstance(v, keras.layers.Embedding)]
@@ -316,19 +316,19 @@ def _find_targets(
 
 def _format_layers(model: keras.Model, able: list[Any]) -> str:
     if not able:
-        return f"The model {model.name!r} has none that is built."
+        return f"The model {model.name!r} has no such layer that is built."
     names = [layer.path for layer in able]
-    if len(names) > _MOST:  # of equal blocks, the parts of one, as globs
+    if len(names) > _MOST:  # names the layers of equal blocks once, as globs
         names = list(dict.fromkeys(re.sub(".*/", "*/", name) for name in names))
     return f"It has {', '.join(names[:_MOST])}{', …' if len(names) > _MOST else ''}."
 
 
 def _suggest_glob(glob: str, able: list[Any]) -> str:
-    """Returns a question with the glob that was meant, by parts of the layers' names; or ""."""
+    """Returns a question, " Did you mean …?", with a similar glob that matches a layer; or ""."""
     parts = [part for layer in able for part in layer.path.split("/")]
     words = {word for part in parts for word in (part, *part.split("_"))}
     given = max(re.split(r"[*?/_\[\]]", glob), key=len)
-    # Without those of one of many equal blocks.
+    # Words with digits are left out: they name one of many equal blocks.
     near = find_nearest(given, [word for word in words if not re.search(r"\d", word)])
     meant = glob.replace(given, near) if given and near else glob
     for one in (meant, f"*/{meant}", f"*{meant}"):
@@ -350,7 +350,7 @@ def _adapt(layer: Any, rank: int, base: str) -> None:
 
 
 def _check_base(layer: Any, base: str) -> None:
-    """Raises `UserError` if the kernel of a layer cannot be quantized as asked."""
+    """Raises `UserError` if the kernel of a layer cannot be quantized to `base`."""
     if not base or layer.quantization_mode == base:
         return
     if layer.quantization_mode is not None:
@@ -373,7 +373,7 @@ def _quantize(layer: Any, base: str) -> None:
     """Quantizes the kernel of a dense layer or a convolution."""
     if layer.quantization_mode == base:
         return
-    # Keras's annotations do not say that None leaves activations unquantized
+    # `Any`, because Keras's annotations do not allow None, which leaves activations unquantized.
     quantizers: Any = keras.quantizers
     if base == "int8":
         config = quantizers.Int8QuantizationConfig(activation_quantizer=None)
@@ -381,15 +381,15 @@ def _quantize(layer: Any, base: str) -> None:
         config = quantizers.Int4QuantizationConfig()
     if internals.replace_traced_value(internals.find_stored_matrix(layer)) and base == "int4":
         raise UserError(
-            "model.lora_base=int4: the JAX engine cannot price it, as Keras packs 4 bits in NumPy. "
-            "Price model.lora_base=int8, whose kernels take twice as much, or without a mesh "
-            "--config.cluster.engine=tensorflow. Training works on both engines."
+            "model.lora_base=int4: the JAX engine cannot price it, because Keras packs 4-bit "
+            "integers with NumPy. Price model.lora_base=int8, whose kernels take twice the memory; "
+            "or, without a mesh, --config.cluster.engine=tensorflow. Training works on both."
         )
     layer.quantize(base, config=config)
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes all layers that contain no kept layer, and the direct variables of the others."""
+    """Freezes layers without a kept layer inside; in the others, only their direct variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

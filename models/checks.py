@@ -20,17 +20,17 @@ class _HeadsConfig(Protocol):
 
 
 def check_attention(implementation: str) -> None:
-    """Raises `UserError` for an implementation that `tftpu.kernels.attention` lacks."""
+    """Raises `UserError` for an implementation that `tftpu.kernels.attention` does not have."""
     check_choice("attention", implementation, ATTENTIONS)
 
 
 def check_remat(value: str) -> None:
-    """Raises `UserError` for a mode that `tftpu.models.blocks.block_model` lacks."""
+    """Raises `UserError` for a mode of `remat` that `tftpu.models.blocks.block_model` lacks."""
     check_choice("remat", value, REMATS)
 
 
 def check_scan(value: str) -> None:
-    """Raises `UserError` for a mode that `tftpu.blocks.scanned` lacks."""
+    """Raises `UserError` for a mode of `scan` that `tftpu.blocks.scanned` lacks."""
     check_choice("scan", value, SCANS)
 
 
@@ -47,13 +47,13 @@ def check_rate(field: str, value: float) -> None:
 
 
 def check_sizes(config: ModelConfig, may_be_zero: tuple[str, ...] = ()) -> None:
-    """Raises `UserError` for a whole number, alone or in a tuple, that is not 1 or more.
+    """Raises `UserError` for a whole number below 1, alone or in a tuple.
 
-    Also for an empty tuple, for a number that no array can have, and for a depth that nobody wants.
+    Also for an empty tuple, for a size above 2**31 - 1, and for more than 10,000 blocks or layers.
 
     Args:
         config: the config of a family.
-        may_be_zero: fields where 0 is allowed, too.
+        may_be_zero: names of fields that may be 0.
     """
     for field, value in dataclasses.asdict(config).items():
         if value == ():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class ResNet(ModelConfig):
-    """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385), which strides in the 3x3."""
+    """ResNet v1.5 (He et al. 2015, https://arxiv.org/abs/1512.03385): strides in the 3x3 layers."""
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)  # residual blocks in each stage
     width: int = 64  # channels of the first stage; each later stage doubles them
@@ -63,7 +63,7 @@ class GPT(ModelConfig):
     width: int = 768
     heads: int = 12
     dropout: float = 0.0
-    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": whichever of the two costs less.
     attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -94,7 +94,7 @@ class ConvNeXt(ModelConfig):
     channels: int = 3
     num_classes: int = 1000
     layer_scale: float = 1e-6  # initial factor of each residual branch; 0: no factor
-    # Drop rate of the last block; earlier blocks have less, the first 0.
+    # Drop rate of the last block; the rate rises linearly from 0 in the first block.
     stochastic_depth: float = 0.0
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -119,7 +119,7 @@ class EfficientNetV2(ModelConfig):
     widths: tuple[int, ...] = (24, 48, 64, 128, 160, 256)  # output channels of each stage
     strides: tuple[int, ...] = (1, 2, 2, 2, 1, 2)
     expand: tuple[int, ...] = (1, 4, 4, 4, 6, 6)  # expansion factor within a block
-    # The first stages, whose blocks are fused; the other stages have depthwise blocks.
+    # Number of first stages with fused blocks; the other stages have depthwise blocks.
     fused_stages: int = 3
     squeeze: float = 0.25  # width of squeeze-and-excite, relative to a block's input
     stem_width: int = 24
@@ -129,7 +129,7 @@ class EfficientNetV2(ModelConfig):
     num_classes: int = 1000
     norm_batch: int | str = 32  # consecutive examples that share statistics, or "global"
     dropout: float = 0.2
-    # Drop rate after the last block; earlier blocks have less, the first 0.
+    # Drop rate that a block after the last would have; it rises linearly from 0 in the first.
     stochastic_depth: float = 0.2
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -165,9 +165,9 @@ class ViT(ModelConfig):
     channels: int = 3
     num_classes: int = 1000
     dropout: float = 0.0
-    # Drop rate of the last block; earlier blocks have less, the first 0.
+    # Drop rate of the last block; the rate rises linearly from 0 in the first block.
     stochastic_depth: float = 0.0
-    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": whichever of the two costs less.
     attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -190,7 +190,7 @@ class ViT(ModelConfig):
         if self.pooling == "mean" and self.width % 4:
             raise UserError(
                 f"model.width is {self.width}: model.pooling='mean' needs a multiple of 4, "
-                "because the sines and the cosines of rows and columns each take a quarter."
+                "because sines and cosines of rows and columns each take a quarter of it."
             )
 
     def build(self) -> "keras.Model":
@@ -212,7 +212,7 @@ class BERT(ModelConfig):
     head: str = "masked_lm"  # "masked_lm" or "classes"
     num_classes: int = 2  # classes of head="classes"
     dropout: float = 0.1
-    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": whichever of the two costs less.
     attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -249,7 +249,7 @@ class Llama(ModelConfig):
     rope_base: float = 10000.0
     rope_scaling: float = 1.0  # factor by which Llama 3.1 stretches long wavelengths
     epsilon: float = 1e-5
-    # "plain"; "flash": a Pallas kernel on TPUs; "auto": what costs less.
+    # "plain"; "flash": a Pallas kernel on TPUs; "auto": whichever of the two costs less.
     attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)
     # What the backward pass recomputes; see `BlockModel`.
     remat: str = dataclasses.field(default="none", metadata=OPERATIONAL)
@@ -363,7 +363,7 @@ SIZES: dict[str, ModelConfig] = {
     )
 }
 
-# Trainable parameters of each size. A test counts them again.
+# Trainable parameters of each size. A test compares them with built models.
 PARAMETERS = {
     "bert_base": 109_514_298,
     "bert_large": 335_174_458,

@@ -1,1 +1,1 @@
-"""How the families assemble their blocks: one by one, recomputed, or as one loop."""
+"""Models of the families, whose blocks run one by one, recomputed, or as one loop."""

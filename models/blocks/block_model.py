@@ -25,11 +25,11 @@ SIZES = "tftpu.models.sizes"  # the zoo's configs; this module imports them to b
 class BlockModel(keras.Model):
     """A functional model whose layer `Structure` holds its hyper-parameters and blocks.
 
-    With `remat="block"` the backward pass recomputes each block from its input; on the JAX engine,
-    with "attention" it also keeps what attention's kernels found, with "products" that and the
-    products with weights; with "offload" the inputs of blocks wait in the host's memory.
-    Layers, variables and numbers do not depend on `remat` and `scan`. A model loaded from a
-    `.keras` file, and a copy by `keras.models.clone_model`, are as the original.
+    With `remat="block"` the backward pass recomputes each block from its input. On the JAX engine,
+    "attention" also keeps the outputs of attention kernels, "products" those and the products with
+    weights, and "offload" keeps the inputs of blocks in the host's memory.
+    Layers, variables and results do not depend on `remat` and `scan`. A model loaded from a
+    `.keras` file, and a copy by `keras.models.clone_model`, run in the same way as the original.
 
     Args:
         inputs: the inputs of the model, as for `keras.Model`.
@@ -65,24 +65,25 @@ class BlockModel(keras.Model):
 
 @keras.saving.register_keras_serializable("tftpu")
 class Structure(keras.layers.Layer):
-    """Returns the last of its inputs, which are the inputs and outputs of a model's blocks.
+    """A layer with the hyper-parameters of a `BlockModel`, which marks the borders of its blocks.
 
-    What a `BlockModel` is beyond its layers is kept here: Keras clones, saves and loads a
-    functional model as a graph of layers, and calls its constructor with nothing else.
+    Keras clones, saves and loads a functional model as a graph of layers, and calls its constructor
+    with only that, so everything else must be stored in a layer.
 
-    It is called with a list of tensors: the one before the first block, and the output of each.
+    It is called with a list of tensors, the input of the first block and the output of each block,
+    and returns the last one.
 
     Args:
-        hyperparameters: the config that the model is built from. `tftpu.models.load_weights` finds
-            the layout of a weight file by it. Its `remat` is "none", which keeps all activations
-            for the backward pass, or "block", which keeps only the input of each block, for about
-            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174). Its
-            `scan`, where it has one, is "block" for one loop over the blocks, "none", or "auto".
+        hyperparameters: the config that the model is built from, which also tells
+            `tftpu.models.load_weights` the layout of weight files. Its `remat` "none" keeps all
+            activations for the backward pass; "block" keeps only the input of each block, for about
+            a third more arithmetic (Chen et al. 2016, https://arxiv.org/abs/1604.06174); others:
+            see `BlockModel`. Its `scan`, if any, is "block" (one loop), "none" or "auto".
         shared: names of int32 inputs of the model that every block takes too.
 
     Raises:
-        UserError: an unknown `remat` or `scan`, or a file with hyper-parameters that are not of
-            the zoo.
+        UserError: `remat` or `scan` is unknown, or a file has hyper-parameters of a class that is
+            not in the zoo.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Structure(keras.layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class SubModel:
-    """A model over some layers of another one.
+    """A wrapper of a model over some layers of another model.
 
-    Wrapped, because Keras would make a model that is an attribute a layer of the outer model.
+    If an attribute of the outer model were a model itself, Keras would track it as a layer.
     """
 
     model: keras.Model
@@ -163,7 +164,7 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns whether the model runs in parts; with a cache it runs layer by layer."""
+        """Returns whether the model runs by blocks: in training, or as a loop without a cache."""
         return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:

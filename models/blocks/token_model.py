@@ -20,9 +20,9 @@ class TokenModel(BlockModel):
     Its features are token ids, (batch, time) int32, or a dict of them under "tokens" and of any of
     the following, each (batch, time) int32:
 
-    - "segments": the document of its row that a token belongs to; attention stays within it.
+    - "segments": the number of the document that a token belongs to; attention stays within it.
       Padding is a separate document, by convention 0.
-    - "positions": the position of a token in its document; by default, in its row.
+    - "positions": the position of a token in its document; by default, its position in the row.
 
     Args: as for `BlockModel`.
     """
@@ -37,7 +37,7 @@ class TokenModel(BlockModel):
                 layer.share(self.get_layer(layer.embedding.name))
 
     def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
-        """Raises `UserError` for a feature that the model does not know."""
+        """Calls the model; raises `UserError` for a feature that it does not have."""
         return super().__call__(self._complete_features(features), *args, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:
@@ -106,7 +106,7 @@ class FactoredTokenModel(TokenModel):
         return logits, hidden, self._head.read_matrix()
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Returns the logits of hidden states such as `factored_logits` returns."""
+        """Returns the logits, (batch, time, vocabulary), of hidden states of `factored_logits`."""
         return compute_vocabulary_logits(hidden, self._head.read_matrix())
 
     @property

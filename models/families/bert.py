@@ -127,7 +127,7 @@ class PositionsAndTypes(layers.Layer):
 
 @keras.saving.register_keras_serializable("tftpu")
 class TiedHeadWithBias(Tied):
-    """Logits by the transposed matrix of the token embedding and a bias, in float32.
+    """Logits as hidden states times the transposed token embedding, plus a bias, in float32.
 
     Args: as for `Tied`.
     """

@@ -113,7 +113,7 @@ class CausalSelfAttention(DenseContainer):
     """Multi-head attention of each token to itself and to earlier ones of its segment.
 
     Args:
-        heads: a divisor of the width.
+        heads: number of heads, a divisor of the width.
         depth: number of blocks in the model, which scales the initial weights.
         implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
@@ -142,7 +142,7 @@ class CausalSelfAttention(DenseContainer):
 
     def _project(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        # The kernel reads the output of a single product, whose columns cannot be sharded by heads.
+        # The flash kernel reads the output of one product, whose columns heads cannot shard.
         if self.implementation == "flash" and not sharding.is_sharded(HEADS):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product

@@ -82,7 +82,7 @@ class RotaryAttention(DenseContainer):
     Args:
         heads: number of query heads.
         kv_heads: number of key and value heads, a divisor of `heads`.
-        base: the longest wavelength is about 2 pi times this.
+        base: base of the rotation frequencies; the longest wavelength is about 2 pi times this.
         scaling: 1.0, or the factor by which Llama 3.1 stretches long wavelengths.
         implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
@@ -187,8 +187,8 @@ def rotate(x: Tensor, angles: Tensor, implementation: str = "plain") -> Tensor:
 def compute_frequencies(head_dim: int, base: float, scaling: float) -> np.ndarray:
     """Returns the radians by which one position rotates each pair: (head_dim / 2,), float32.
 
-    With a scaling above 1, wavelengths of more than 8192 positions are stretched by it, those
-    shorter than a quarter of that are kept, and those between are interpolated (Dubey et al. 2024,
+    A scaling above 1 stretches wavelengths of more than 8192 positions, keeps those of less than a
+    quarter of 8192, and interpolates between the two (Dubey et al. 2024,
     https://arxiv.org/abs/2407.21783).
     """
     frequency = base ** -(np.arange(0, head_dim, 2) / head_dim)

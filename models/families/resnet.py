@@ -138,12 +138,12 @@ def _is_pointwise(x: Tensor, filters: int, kernel: int, config: "ResNet") -> boo
 
 @keras.saving.register_keras_serializable("tftpu")
 class NormWithin(GhostBatchNormalization):
-    """Batch normalisation of the inside of images, with a border that no maximum selects.
+    """Batch normalisation of images without a border, which becomes minus infinity.
 
     Args:
         norm_batch: see `GhostBatchNormalization`.
-        border: rows and columns before and after the inside. They are not read, and are minus
-            infinity in the result.
+        border: numbers of rows and columns before and after the inside. Statistics ignore the
+            border, and a max pool after this layer never selects it.
     """
 
     def __init__(self, norm_batch: int | str, border: tuple[int, int], **kwargs: Any):
@@ -161,7 +161,7 @@ class NormWithin(GhostBatchNormalization):
         return ops.logical_and(place >= self.border[0], place < size - self.border[1])
 
     def _compute_statistics(self, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        # Both include the zeros of the border.
+        # Mean and variance include the zeros of the border; the lines below correct for them.
         mean, variance = super()._compute_statistics(x, axes)
         height, width = x.shape[-3:-1]
         more = height * width / ((height - sum(self.border)) * (width - sum(self.border)))
@@ -176,7 +176,7 @@ class NormWithin(GhostBatchNormalization):
 class SpaceToDepthStem(layers.Layer):
     """The 7x7 convolution of stride 2, computed as a 4x4 one over blocks of 2x2 pixels.
 
-    Numbers and weights are the same. Three channels fill 3 of a TPU's 128 lanes, twelve fill 12
+    Results and weights are the same. Three channels fill 3 of a TPU's 128 lanes, twelve fill 12
     (Ying et al. 2018, https://arxiv.org/abs/1811.06992).
 
     Args:

@@ -130,7 +130,7 @@ class FixedPositions(layers.Layer):
     """The sum of patches and the sines and cosines of row and column, a quarter width each.
 
     Args:
-        side: rows of patches, and patches in a row.
+        side: number of rows of patches, and number of patches in a row.
     """
 
     def __init__(self, side: int, **kwargs: Any):

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 class KerasHub(ModelConfig):
     """A model of KerasHub: a task with its preprocessor, or a backbone alone.
 
-    The task's preprocessor is mapped over the data, which are therefore texts, or images with
-    pixels from 0 to 255. Without a loss, the experiment has the loss and the metrics with which
-    the task compiles itself.
+    The task's preprocessor is applied to the data, which are therefore texts, or images with
+    pixels from 0 to 255. If the experiment has no loss, it gets the loss and the metrics with which
+    KerasHub compiles the task.
 
     Args:
         preset: a name of KerasHub such as "gemma3_1b", a local folder, or an address that begins
             with gs://, hf:// or kaggle://.
-        task: the task by the name of KerasHub's class in lower case, such as "causal_lm" or
+        task: the name of KerasHub's task class in lower case, such as "causal_lm" or
             "image_classifier"; "": the backbone, which takes prepared arrays and needs a loss.
-        weights: "preset", or "none" for random ones.
+        weights: "preset", or "none" for random weights.
         overrides: arguments of the backbone that differ from the preset's, such as {"num_layers":
             2}; only with random weights.
-        num_classes: the number of classes of a classifier; 0: that of the preset.
-        sequence_length: the tokens that a text is cut or padded to; 0: that of the preset.
+        num_classes: the number of classes of a classifier; 0: as in the preset.
+        sequence_length: the number of tokens to which texts are cut or padded; 0: as in the preset.
 
     Example:
 
@@ -44,7 +44,7 @@ class KerasHub(ModelConfig):
     overrides: dict[str, Any] = dataclasses.field(default_factory=dict)
     num_classes: int = 0
     sequence_length: int = 0
-    # The fields of every model, so that those above can be given by place.
+    # The fields of `ModelConfig`, repeated here so that `preset` and `task` can be positional.
     name: str = ""
     init_from: str = ""
     freeze: str = ""
@@ -71,8 +71,8 @@ class KerasHub(ModelConfig):
             raise UserError(
                 f"model.init_from={self.init_from} is for models of the zoo: name the folder of a "
                 "preset with these weights as model.preset. `tftpu export RUN --format=preset` "
-                "writes that of a run; KerasHub's model.load_weights(FILE) and "
-                "model.save_to_preset(FOLDER) write one of a file."
+                "writes one from a run. For a weight file, call model.load_weights(FILE) and "
+                "model.save_to_preset(FOLDER) of KerasHub."
             )
 
     def build(self) -> "keras.Model":

@@ -1,9 +1,9 @@
 """Writes the adapters of a KerasHub task in PEFT's format, for its twin in Transformers.
 
-KerasHub itself reads a task from its twin (`reading`), or writes it as its twin
-(`export_to_transformers`). So the task with the adapters' products as its kernels, and zeros
-elsewhere, gives what they add to each matrix there. Such a matrix is factored again: an adapter of
-a kernel with heads has a matrix for each head, whose ranks add up.
+The twin is the same model in Transformers. KerasHub reads a task from it (`reading`), or writes it
+(`export_to_transformers`). A task with the adapters' products as kernels, and zeros elsewhere, thus
+gives the matrices that adapters add to the twin's. Each of them is factored again: adapters of a
+kernel with heads are a matrix for each head, whose ranks add up.
 
 Tried with KerasHub 0.32 and PEFT 0.21.
 """
@@ -23,7 +23,7 @@ from tftpu.models import adapters
 from tftpu.models.keras_hub import reading
 from tftpu.models.weights import files, peft
 
-_SMALLEST = 1e-6  # relative to the largest singular value: below are errors of rounding
+_SMALLEST = 1e-6  # of the largest singular value; smaller values are rounding errors
 
 
 def save_adapters(
@@ -37,23 +37,23 @@ def save_adapters(
 
     Args:
         model: the task with adapters.
-        plain: the same task without, whose weights are overwritten.
+        plain: the same task without adapters, whose weights are overwritten.
         folder: the folder to write, local or `gs://`.
-        base: the name of the twin that is adapted, for `adapter_config.json`.
-        replaced: values by path that take the place of weights, such as their averages.
+        base: the name of the twin, for `adapter_config.json`; "" if it is unknown.
+        replaced: values by path to use instead of the weights', such as their averages.
 
     Returns:
         The number of values written.
 
     Raises:
-        UserError: KerasHub can neither read such a task from Transformers nor write it for that,
-            or weights of it were trained without adapters.
+        UserError: KerasHub can neither read such a task from Transformers nor write it for
+            Transformers, weights were trained without adapters, or adapters are still zero.
     """
     whole = [v.path for v in model.trainable_variables if not v.path.endswith(adapters.ADAPTERS)]
     if whole:
         raise UserError(
             f"{whole[0]!r} was trained without adapters, and its name in Transformers is unknown: "
-            "write all weights, with --merge."
+            "write all weights merged, with --merge."
         )
     for variable in plain.weights:
         assign(variable, np.zeros(variable.shape, "float32"))
@@ -61,7 +61,7 @@ def save_adapters(
     arrays, transposed = reading.find_matrices(plain), False
     if arrays is None:
         about, arrays = _export(plain)
-        transposed = about["model_type"] == "gpt2"  # whose layers are Conv1D
+        transposed = about["model_type"] == "gpt2"  # its layers are Conv1D, (in, out)
     factors, ranks = {}, {}
     for name, matrix in arrays.items():
         if matrix.any():
@@ -73,7 +73,7 @@ def save_adapters(
     if not ranks:
         raise UserError(f"The adapters of {model.name!r} add nothing yet: train them first.")
     config = peft.build_config(max(ranks.values()), sorted(ranks), base=base, transposed=transposed)
-    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # what they add is scaled by 1
+    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # alpha / rank = 1
     return peft.write(folder, factors, config)
 
 
@@ -94,7 +94,7 @@ def _export(plain: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _factor(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (rank, in) and (out, rank), whose product in reverse is a matrix, (out, in)."""
+    """Factors a matrix, (out, in), into two, (rank, in) and (out, rank); returns them."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     rank = int((values > _SMALLEST * values[0]).sum())
     root = np.sqrt(values[:rank])

@@ -1,4 +1,4 @@
-"""Data that the preprocessor of a KerasHub task turns into batches.
+"""Data whose batches go through the preprocessor of a KerasHub task.
 
 Tried with KerasHub 0.32, whose preprocessors run in Python unless tensorflow-text is installed.
 """
@@ -20,18 +20,18 @@ from tftpu.tensors import Nest
 if TYPE_CHECKING:
     from tftpu.models.keras_hub.config import KerasHub
 
-_LONGEST = 8192  # tokens, more than texts are usually cut at
-_FEW = 64  # texts that are looked at
-_DTYPES = {"float64": "float32", "int64": "int32"}  # those that devices take
+_LONGEST = 8192  # tokens; texts are usually cut at fewer
+_FEW = 64  # texts whose lengths are checked
+_DTYPES = {"float64": "float32", "int64": "int32"}  # replaced by dtypes that devices use
 
 
 @dataclasses.dataclass
 class PreparedData(DataConfig):
-    """A source of data, of which each batch goes through the preprocessor of a model.
+    """A data set whose batches go through the preprocessor of a model.
 
     Args:
-        source: the source.
-        model: the model.
+        source: the data set that is preprocessed.
+        model: the model, whose task has the preprocessor.
     """
 
     source: DataConfig = dataclasses.field(kw_only=True)
@@ -93,10 +93,10 @@ class PreparedData(DataConfig):
 
 
 def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
-    """Returns the tokens of the texts of a raw batch, (texts,), uncut; () if none are known.
+    """Returns the number of tokens of each text of a raw batch before it is cut, (texts,) int.
 
-    Tokens that begin and end a text are counted.
-    Texts of more than `_LONGEST` tokens, and twice the model's, count as that many.
+    Start and end tokens are counted. Counts are limited to `_LONGEST`, or to twice the model's
+    length if that is more. The result is empty if the preprocessor returns no padding mask.
     """
     longest = max(_LONGEST, 2 * model.sequence_length)
     longer = dataclasses.replace(model, sequence_length=longest)
@@ -107,14 +107,14 @@ def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
 
 
 def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
-    """Returns a line on the texts of a raw batch that a writing model sees cut; "" if none is."""
+    """Returns a line about the texts of a raw batch that are cut for training; "" if none is."""
     counts = count_tokens(model, tf.nest.map_structure(lambda part: part[:_FEW], raw))
-    cut = int((counts > length + 1).sum())  # the last token is predicted alone
+    cut = int((counts > length + 1).sum())  # the last token is only a label
     if not cut:
         return ""
     return (
-        f"{cut} of the first {counted(counts.size, 'text')} are cut there, in the middle, and the "
-        f"model learns to end there. {describe_longest(model, counts.max() - 1, length)}\n"
+        f"{cut} of the first {counted(counts.size, 'text')} are cut there, and the model learns "
+        f"to end in the middle of a text. {describe_longest(model, counts.max() - 1, length)}\n"
     )
 
 
@@ -123,8 +123,8 @@ def describe_longest(model: "KerasHub", longest: int, length: int) -> str:
 
     Args:
         model: the model.
-        longest: the tokens that the model would read of the longest text.
-        length: the tokens at which texts are cut.
+        longest: the number of tokens of the longest text, uncut, as the model reads it.
+        length: the number of tokens at which texts are cut.
     """
     limit, flag = presets.find_limit(model), "set --config.model.sequence_length="
     if limit is None or longest <= limit:
@@ -142,17 +142,17 @@ class _PreparedPipeline:
         self.source = pipeline.source if hasattr(pipeline, "source") else pipeline
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
-        """Returns the global batches from a step on, or one host's part of each."""
+        """Returns the global batches from a step on, or one host's shard of each."""
         return self._preparation.map(self._pipeline.starting_at(step, host, hosts))
 
     def describe_files(self) -> dict[str, str]:
-        """Returns a hash of the files or examples that are preprocessed, as far as it is known."""
+        """Returns the hashes of the pipeline's files or examples; empty if it has none."""
         known = hasattr(self._pipeline, "describe_files")
         return self._pipeline.describe_files() if known else {}
 
 
 class _Preparation:
-    """Maps raw batches, `x`, `(x, y)` or `(x, y, sample_weight)`, to those of a model.
+    """Converts raw batches, `x`, `(x, y)` or `(x, y, sample_weight)`, to batches for a model.
 
     Args:
         preprocessor: the preprocessor of a task; None leaves batches as they are.
@@ -200,12 +200,12 @@ class _Preparation:
 
         made = self.prepare(tf.nest.map_structure(_build_example, raw))
         specs = tf.nest.map_structure(describe_part, made)
-        if isinstance(specs, tuple) and len(specs) == 3:  # a mask is a weight
+        if isinstance(specs, tuple) and len(specs) == 3:  # a mask of Booleans becomes a weight
             specs = *specs[:2], tf.TensorSpec(specs[2].shape, tf.float32)
         return specs
 
     def weighs_tokens(self, raw: Any) -> bool:
-        """Returns whether a weight for each token tells texts from their padding.
+        """Returns whether batches have a weight for each token, which excludes padding.
 
         Args:
             raw: the specs of a raw batch; None if they are not known.
@@ -228,7 +228,7 @@ class _Preparation:
             x = {"prompts": [""] * len(x), "responses": x}
         try:
             return self._preprocessor(x, y=y, sample_weight=sample_weight)
-        except Exception as error:  # the preprocessor may be any, and so may the data
+        except Exception as error:  # any preprocessor may raise any exception
             kind = type(self._preprocessor).__name__
             if isinstance(x, dict) and "prompts" in x and not self._takes_pairs:
                 raise UserError(
@@ -241,7 +241,7 @@ class _Preparation:
 
     @functools.cached_property
     def _takes_pairs(self) -> bool:
-        """Returns whether texts are the responses to prompts, as for Gemma 3, and not alone."""
+        """Returns whether the preprocessor takes prompts and responses, as Gemma 3's does."""
         try:
             self._preprocessor(["a"])
         except (TypeError, KeyError):
@@ -250,7 +250,7 @@ class _Preparation:
 
 
 def _build_example(spec: tf.TensorSpec) -> Any:
-    """Returns an example of a raw batch with this spec."""
+    """Returns a placeholder array for a raw batch of one example with this spec."""
     shape: Any = [1, *spec.shape[1:]]
     if spec.dtype == tf.string:
         return np.full(shape, b"a", object)
@@ -258,7 +258,7 @@ def _build_example(spec: tf.TensorSpec) -> Any:
 
 
 def _to_texts(part: np.ndarray) -> Any:
-    """Returns texts as a list of `str`, which preprocessors take, and other arrays as they are."""
+    """Converts an array of texts to a list of `str` for preprocessors; returns others unchanged."""
     if part.dtype.kind not in "OS":
         return part
     return [text.decode(errors="replace") for text in part.tolist()]

@@ -44,7 +44,7 @@ def load_model(config: "KerasHub") -> keras.Model:
 def _load_backbone(hub: Any, config: "KerasHub", given: dict[str, Any]) -> Any:
     found = hub.models.Backbone.from_preset(config.preset, **given, **config.overrides)
     known = found.get_config()
-    for name in config.overrides:  # KerasHub leaves out what it does not know
+    for name in config.overrides:  # KerasHub ignores unknown arguments
         if name not in known:
             raise UserError(
                 f"model.overrides: {type(found).__name__} has no argument {name!r}."
@@ -69,7 +69,7 @@ def load_preprocessor(config: "KerasHub") -> Any:
 
 
 def find_limit(config: "KerasHub") -> int | None:
-    """Returns the tokens that the preset's table of positions has; None without a table.
+    """Returns the number of positions in the preset's position embedding; None if it has none.
 
     Raises:
         UserError: as for `load_model`.
@@ -92,7 +92,7 @@ def find_limit(config: "KerasHub") -> int | None:
 
 
 def check_length(config: "KerasHub", length: int) -> None:
-    """Raises `UserError` if texts of this many tokens are longer than what the model reads."""
+    """Raises `UserError` if texts of `length` tokens are longer than the model can read."""
     limit = find_limit(config)
     if limit is not None and length > limit:
         whose = "" if config.sequence_length else ", as the preset's preprocessor says"
@@ -118,7 +118,7 @@ def _import_keras_hub() -> Any:
 def _find_task(hub: Any, name: str) -> Any:
     """Returns the class of a task by its name, such as "causal_lm" (older runs: "CausalLM").
 
-    Other spellings are refused, since a run is resumed only with the one that it recorded.
+    Other spellings are rejected, because a run can be resumed only with the recorded spelling.
     """
     base = hub.models.Task
     tasks = inspect.getmembers(
@@ -128,7 +128,7 @@ def _find_task(hub: Any, name: str) -> Any:
     recorded = {kind.__name__: kind for kind in known.values()}
     if name not in known | recorded:
         same = [key for key in known if key.replace("_", "") == name.replace("_", "").lower()]
-        # Tasks of single architectures, such as Gemma3CausalLM, are the others.
+        # Suggests general tasks only, not those of one architecture, such as Gemma3CausalLM.
         general = [key for key, kind in known.items() if kind.backbone_cls is None]
         near = f" Did you mean {same[0]!r}?" if same else did_you_mean(name, general)
         raise UserError(f"model.task={name!r}: KerasHub has no such task.{near}")
@@ -140,7 +140,7 @@ def _separate_words(name: str) -> str:
 
 
 def _list_local_presets(preset: str) -> list[str]:
-    """Returns the paths of the presets beside a path."""
+    """Returns the paths of the presets in the parent folder of a path."""
     found = pathlib.Path(preset).parent.glob("*/config.json")
     return [str(path.parent) for path in found]
 
@@ -159,12 +159,12 @@ def _explaining(hub: Any, config: "KerasHub") -> Iterator[None]:
         )
     try:
         yield
-    except (ValueError, TypeError, OSError, ImportError) as error:  # those of downloads are OSError
+    except (ValueError, TypeError, OSError, ImportError) as error:  # failed downloads raise OSError
         said = str(error).strip()
         if isinstance(error, FileNotFoundError) and "tokenizer" in said.partition(" ")[0]:
             said += (
-                " It lacks its tokenizer: write it by save_to_preset of the task with its "
-                "preprocessor, and name that folder, --config.model.preset=FOLDER."
+                " The preset lacks its tokenizer: write it with save_to_preset of the task with "
+                "its preprocessor, and give that folder, --config.model.preset=FOLDER."
             )
         raise UserError(
             f"KerasHub cannot load {config.task or 'the backbone'} from the preset {preset!r}: "

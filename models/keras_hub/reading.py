@@ -1,8 +1,8 @@
-"""A task's kernels as the matrices of its twin in Transformers, by the way KerasHub reads them.
+"""Converts the kernels of a KerasHub task to the matrices of its twin in Transformers.
 
-KerasHub's reader of a family asks a loader for each variable, with the name of the twin's tensor
-and a function of that tensor. Such a function only moves numbers, so what it does to their places
-says where each number of a kernel belongs in the twin.
+KerasHub's reader of a family calls a loader for each variable, with the name of the twin's tensor
+and a function that rearranges the tensor. Applied to a tensor of indices, the function shows where
+each element of a kernel belongs in the twin.
 
 Tried with KerasHub 0.32.
 """
@@ -21,20 +21,20 @@ from tftpu import layer_internals as internals
 from tftpu.errors import UserError
 
 _FOLDER = "keras_hub.src.utils.transformers"
-_ROUTERS = ("gate", "router")  # of tokens to experts: modules of Transformers that PEFT leaves out
+_ROUTERS = ("gate", "router")  # modules that route tokens to experts; PEFT does not adapt them
 _BASE = 1024
 _Read = tuple[str, Callable[[np.ndarray, list[int]], np.ndarray] | None]
 
 
 def find_matrices(task: Any) -> dict[str, np.ndarray] | None:
-    """Returns the kernels of a causal language model that are not zero.
+    """Returns the kernels of a causal language model that are not zero, as matrices of its twin.
 
     Returns:
-        By the name of the twin's tensor, (out, in); None if KerasHub has no reader for the family,
-        or one that needs more of the twin than names.
+        The matrices, (out, in), by the names of the twin's tensors; None if KerasHub has no reader
+        for the family, or one that needs more of the twin than the names of tensors.
 
     Raises:
-        UserError: the twin has no such model, or a kernel is in no layer that PEFT adapts.
+        UserError: Transformers has no such model, or PEFT does not adapt the layer of a kernel.
     """
     reader = _find_reader(type(task.backbone))
     read = _record(reader, task) if reader and task.backbone is not task else {}
@@ -61,15 +61,15 @@ def _find_reader(kind: type) -> Any:
 
 
 class _MissingTensorError(Exception):
-    """The name of a tensor that a reader wants to see."""
+    """A reader needs the content of a tensor, whose name is the argument."""
 
 
 class _Recorder:
-    """A loader that records what is asked for, and has no tensors.
+    """A loader without tensors, which records the tensors that a reader requests.
 
     Attributes:
-        read: the name of the tensor for a kernel and the function of it: by the kernel's id, and by
-            its path, which may not be its own.
+        read: the name of the tensor for each kernel, and the function that rearranges it: by the
+            kernel's id, and by its path, which several kernels may share.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Recorder:
 
     def port_weight(self, keras_variable: Any, hf_weight_key: str, hook_fn: Any = None) -> None:
         name = hf_weight_key
-        if re.match(r"(layers|embed_tokens|norm)\.", name):  # a reader leaves out what is before
+        if re.match(r"(layers|embed_tokens|norm)\.", name):  # some readers omit the prefix
             name = f"model.{name}"
         if keras_variable.path.endswith("/kernel"):
             self.read |= dict.fromkeys((id(keras_variable), keras_variable.path), (name, hook_fn))
@@ -87,30 +87,30 @@ class _Recorder:
 
 
 def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
-    """Returns what a reader asks for: at least of the first block, if experts end the reading."""
+    """Returns a reader's requests, up to the first tensor (of experts) whose content it needs."""
     backbone, recorder = task.backbone, _Recorder()
     kind = reader.__name__.rpartition(".convert_")[2]
     if getattr(backbone, "vision_encoder", task) is None:
-        kind += "_text"  # as Transformers calls models that might see images, but do not
+        kind += "_text"  # Transformers' name for a model without its vision encoder
     try:
         reader.convert_weights(backbone, recorder, {"model_type": kind})
     except _MissingTensorError:
         pass
-    except KeyError:  # of the twin's config, of which only the type is given
+    except KeyError:  # the reader needs more of the twin's config than its type
         return {}
     except AttributeError as error:
-        if error.obj is recorder:  # it wants more than names
+        if error.obj is recorder:  # the reader calls another method of the loader
             return {}
         raise UserError(
-            f"Transformers has no model like this {type(backbone).__name__}: KerasHub's reader of "
-            f"its twin expects parts that it lacks ({error}), so PEFT has no twin for its "
+            f"Transformers has no model like this {type(backbone).__name__}: KerasHub's reader "
+            f"of the family expects parts that it lacks ({error}), so PEFT has no names for its "
             "adapters. Write them merged, with --merge --output=FILE.safetensors."
         ) from error
     return recorder.read
 
 
 def _locate(read: dict[int | str, _Read], kernel: Any) -> _Read:
-    """Returns what is read for a kernel: blocks after the first one are read as it is."""
+    """Returns a kernel's tensor and function; other blocks than the first are read like it."""
     name, move = read.get(id(kernel), ("", None))
     for number in re.finditer(r"\d+", "" if name else kernel.path):
         first = f"{kernel.path[: number.start()]}0{kernel.path[number.end() :]}"
@@ -120,15 +120,15 @@ def _locate(read: dict[int | str, _Read], kernel: Any) -> _Read:
             break
     if name.removesuffix(".weight").rpartition(".")[2] in ("", *_ROUTERS):
         raise UserError(
-            f"The adapted kernel {kernel.path!r} has no layer in the twin in Transformers that "
-            "PEFT adapts: leave it out of model.lora_targets when you train, or write the adapters "
+            f"The adapted kernel {kernel.path!r} has no counterpart in Transformers that PEFT "
+            "adapts: leave it out of model.lora_targets when you train, or write the adapters "
             "merged, with --merge."
         )
     return name, move
 
 
 def _arrange(layer: Any, kernel: np.ndarray, move: Any) -> np.ndarray:
-    """Returns a kernel as the matrix that `move` would turn into it, (out, in)."""
+    """Returns the matrix, (out, in), that `move` would rearrange to a layer's kernel."""
     inputs = kernel.shape[:1]
     if isinstance(layer, keras.layers.EinsumDense):
         labels, output = layer.equation.split(",")[1].split("->")
@@ -147,7 +147,7 @@ def _arrange(layer: Any, kernel: np.ndarray, move: Any) -> np.ndarray:
 
 
 def _move(places: np.ndarray, move: Any, shape: list[int]) -> np.ndarray:
-    """Returns the places where `move` puts them, in parts that float16 holds: some readers cast."""
+    """Rearranges indices by `move`, one digit of base 1024 at a time: float16 represents those."""
     moved = np.zeros(shape, np.int64)
     for unit in (1, _BASE, _BASE**2):
         moved = moved + np.asarray(move(places // unit % _BASE, shape)).astype(np.int64) * unit

@@ -1,4 +1,4 @@
-"""The tokens of a task of KerasHub, by its preprocessor.
+"""Converts texts to tokens and back with the preprocessor of a KerasHub task.
 
 Tried with KerasHub 0.32.
 """
@@ -33,20 +33,20 @@ class TaskTokenizer:
         self.size: int = self._tokenizer.vocabulary_size()
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a prompt, with the token that begins a text."""
-        longest = len(text.encode(errors="replace")) + 8  # a token is a byte at least
+        """Returns the token ids of a prompt, beginning with the start token if there is one."""
+        longest = len(text.encode(errors="replace")) + 8  # each token has at least one byte
         found = self._preprocessor.generate_preprocess([text], sequence_length=longest)
         known = np.asarray(found["padding_mask"])[0].astype(bool)
         return np.asarray(found["token_ids"])[0][known].tolist()
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, without special ones."""
+        """Returns the text of token ids, without special tokens."""
         ids = np.array([tokens], np.int32)
         given = {"token_ids": ids, "padding_mask": np.ones_like(ids, bool)}
         return str(np.asarray(self._preprocessor.generate_postprocess(given)).tolist()[0])
 
     def find_token(self, name: str) -> int:
-        """Returns the number of a token.
+        """Returns the id of a token.
 
         Raises:
             UserError: there is no such token.
@@ -56,7 +56,7 @@ class TaskTokenizer:
         return self._tokenizer.token_to_id(name)
 
     def find_stops(self, task: Any) -> list[int]:
-        """Returns the tokens at which KerasHub's own `generate` of a task ends a text."""
+        """Returns the ids of the tokens at which KerasHub's `generate` of a task ends a text."""
         found: list[int] = []
 
         def record(inputs: Any, stop_token_ids: Sequence[int]) -> Any:

@@ -16,13 +16,13 @@ def causal_attention(
 ) -> Tensor:
     """Computes attention of each token to itself and to earlier ones of its segment.
 
-    Where a cache is open, keys and values are kept there. Once it holds any, a call is of the next
-    tokens of each row, and of as many more rows as fill a matrix, whose results mean nothing.
+    If a cache is open, keys and values are stored in it. Once it has any, a call is for the next
+    tokens of each row; further rows, which only fill a matrix, get zeros.
 
     Args:
-        layer: name of the layer, by which a cache knows it.
+        layer: name of the layer, its key in the cache.
         query, key, value, implementation: as for `tftpu.kernels.attention.attention`.
-        segments: its `segment_ids`; not with a cache.
+        segments: `segment_ids` of `attention`; not used with a cache.
     """
     kept = cache.find_open_cache()
     if kept is not None and layer in kept.pairs:
@@ -38,11 +38,11 @@ def causal_attention(
 
 
 def _attend_kept(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
-    """Computes attention of the next tokens of each row to the tokens that they see.
+    """Computes attention of the next tokens of each row to the cached tokens that they see.
 
     Args:
         query: (batch, time, heads, head_dim).
-        pair: keys and values of the row.
+        pair: cached keys and values, each (batch, slots, key_heads * head_dim).
         visible: (batch, time, slots), bool.
     """
     batch, time, heads, head_dim = query.shape
@@ -74,7 +74,7 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
 
     Args:
         query: (batch, key_heads, queries, head_dim), scaled.
-        pair: keys and values of the row.
+        pair: cached keys and values, each (batch, slots, key_heads * head_dim).
         visible: (batch, 1, slots), bool.
     """
     batch, key_heads, queries, head_dim = query.shape
@@ -88,6 +88,6 @@ def _as_one_product(query: Tensor, pair: cache.Pair, visible: Tensor) -> Tensor:
 
 
 def _compute_weights(scores: Tensor, visible: Tensor, axis: int = -1) -> Tensor:
-    """Returns the softmax of scores over the visible ones of the slots, which lie along an axis."""
+    """Returns the softmax of scores over the visible slots, along the axis of the slots."""
     hidden = ops.where(visible, ops.cast(scores, "float32"), HIDDEN)
     return ops.cast(ops.softmax(hidden, axis=axis), scores.dtype)

@@ -18,16 +18,16 @@ _RANGES = {"int8": (-127, 127), "int4": (-8, 7)}
 class QuantizedConvolution(keras.layers.Layer):
     """A base class of convolutions with integer kernels, which Keras's own do not support.
 
-    Each channel has a scale, that of its largest value. Activations are never rounded, whatever
-    the config of `quantize` says of them.
+    Each channel has a scale, set by its largest absolute value. Activations are never quantized,
+    even if the config that `quantize` receives asks for it.
 
     Attributes:
-        kernel: the kernel as the layer uses it: a variable; or a tensor where it is dequantized or
+        kernel: the kernel as the layer uses it: a variable, or a tensor if it is dequantized or
             adapted.
         kernel_scale: for a quantized layer, float32 of the shape of its channels: integers divided
             by it are the kernel.
         kernel_shape: for a quantized layer, the shape of the kernel, whose integers may be packed.
-        channel_axes: the dimensions of a kernel that its channels have, from the end.
+        channel_axes: the axes of a kernel that its output channels span, as negative numbers.
     """
 
     channel_axes = (-1,)
@@ -60,15 +60,15 @@ class QuantizedConvolution(keras.layers.Layer):
                 "its kernel can only be quantized to int8 or int4."
             )
         super().build(input_shape)
-        if mode is not None:  # the layer is read from a file
+        if mode is not None:  # the layer is loaded from a file
             self._hold_integers(mode)
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
         """Rounds the kernel to "int8" or "int4".
 
         Args:
-            mode: one of the two; Keras leaves a layer as it is, and warns, for all others.
-            type_check, config: for the layers of Keras.
+            mode: one of the two; for others, Keras warns and leaves the layer unchanged.
+            type_check, config: ignored; Keras passes them to every layer.
         """
         if mode not in _RANGES:
             raise NotImplementedError(
@@ -88,7 +88,7 @@ class QuantizedConvolution(keras.layers.Layer):
         """Returns the variables of the quantized layer, and their values for a kernel.
 
         Args:
-            kernel: floats, in the shape that the kernel had before.
+            kernel: floats, in the shape that the kernel had before it was quantized.
         """
         kernel = np.asarray(kernel, "float32")
         channels = {axis % kernel.ndim for axis in self.channel_axes}
@@ -115,7 +115,7 @@ class QuantizedConvolution(keras.layers.Layer):
             keras.layers.Layer.load_own_variables(self, store)
 
     def _hold_integers(self, mode: str) -> None:
-        """Replaces the kernel by variables for integers."""
+        """Replaces the kernel by variables for integers and scales."""
         shape = tuple(self._kernel.shape)
         self.kernel_shape, stored, axis = shape, list(shape), self.channel_axes[0]
         if mode == "int4":

@@ -1,4 +1,4 @@
-"""The zoo's dense layer, and the one way to read a weight that may be quantized or adapted."""
+"""The zoo's dense layer, and functions to read weights that may be quantized or adapted."""
 
 import functools
 import operator
@@ -13,11 +13,11 @@ from tftpu.tensors import Tensor, ops
 
 @keras.saving.register_keras_serializable("tftpu")
 class Dense(keras.layers.Dense):
-    """A `keras.layers.Dense` that keeps the products of LoRA small.
+    """A `keras.layers.Dense` with a cheaper LoRA.
 
-    Keras adds the product of the two adapters to the kernel, whose whole gradient a backward pass
-    then computes. Here the input meets the adapters first: (x A) B, as in Hu et al. 2021
-    (https://arxiv.org/abs/2106.09685).
+    Keras adds the product of the two adapters to the kernel, so that a backward pass computes a
+    gradient of the kernel's size. Here the input is multiplied by one adapter after the other,
+    (x A) B, as in Hu et al. 2021 (https://arxiv.org/abs/2106.09685).
     """
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
@@ -34,7 +34,7 @@ class Dense(keras.layers.Dense):
         return functools.reduce(operator.add, terms)
 
     def compute_factors(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Returns inputs and matrices whose products add up to that of x with the kernel."""
+        """Returns pairs of an input and a matrix, whose products add up to x times the kernel."""
         adapters = self.compute_low_rank()
         if adapters is None:
             return [(x, self.compute_base())]
@@ -62,11 +62,11 @@ class Dense(keras.layers.Dense):
 
 
 class DenseContainer(keras.layers.Layer):
-    """A layer of dense layers, whose config says which of them are quantized.
+    """A layer that contains dense layers, and whose config says which of them are quantized.
 
     Args:
-        forms: what the configs of quantized ones have beyond those that this layer gives them, by
-            name; from the config of such a layer.
+        forms: for each quantized dense layer, by name, the entries of its config that differ from
+            those of `build_dense`; from the config of a saved layer.
     """
 
     def __init__(self, forms: dict[str, Any] | None = None, **kwargs: Any):
@@ -99,7 +99,7 @@ class DenseContainer(keras.layers.Layer):
 
 
 def _describe_form(layer: Dense) -> dict[str, Any]:
-    """Returns the entries that only the config of a quantized layer has."""
+    """Returns the entries of a dense layer's config that restore its quantization and LoRA."""
     config = layer.get_config()
     names = "dtype", "quantization_config", "lora_rank", "lora_alpha"
     return {name: config[name] for name in names if name in config}
@@ -109,7 +109,7 @@ def dequantize_kernel(layer: Any) -> Tensor:
     """Returns the kernel of a quantized layer without adapters, in its compute dtype.
 
     Args:
-        layer: a dense layer, also of the class EinsumDense; or a convolution of
+        layer: a `Dense` or `EinsumDense` layer, or a convolution of
             `tftpu.models.layers.convolution`.
     """
     if isinstance(layer, keras.layers.Dense):
@@ -146,10 +146,10 @@ def _dequantize(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor
 
     Args:
         layer: quantized by Keras to int8 or int4, in either of its forms of int4.
-        name: the name of its matrix; an embedding has its scales by row, a kernel by its last
+        name: "embeddings", which have scales by row, or "kernel", which has scales by its last
             dimensions.
-        columns: the columns of the matrix, along the dimension in which two integers of 4 bits are
-            a byte.
+        columns: the size of the dimension `packed` before two 4-bit integers are packed into a
+            byte.
         packed: the dimension in which the integers are packed.
     """
     values = ops.convert_to_tensor(internals.find_stored_matrix(layer))

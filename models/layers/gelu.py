@@ -12,8 +12,8 @@ def gelu(x: Tensor) -> Tensor:
     """Returns x times the normal distribution's CDF at x (Hendrycks & Gimpel 2016).
 
     Follows https://arxiv.org/abs/1606.08415, in the exact form of `keras.activations.gelu`. Value
-    and slope are computed in float32 and rounded once. A gradient composed of rounded pieces takes
-    a TPU a third longer.
+    and slope are computed in float32 and rounded once. A gradient of several rounded operations
+    takes a third longer on a TPU.
     """
 
     @ops.custom_gradient

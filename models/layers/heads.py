@@ -25,10 +25,10 @@ class Tied(layers.Layer):
         self.share(embedding)
 
     def share(self, embedding: layers.Embedding) -> None:
-        """Reads the matrix of another embedding from now on.
+        """Replaces the embedding whose matrix is read.
 
         Keras clones and loads layers one by one, each with its own embedding; the model's
-        constructor makes it one again.
+        constructor then calls this to share one embedding again.
         """
         self._shared = _EmbeddingReference(embedding)
 
@@ -49,14 +49,14 @@ class Tied(layers.Layer):
 
 @dataclasses.dataclass(frozen=True)
 class _EmbeddingReference:
-    """A wrapper for the embedding of a `Tied`, which Keras must not make part of that layer."""
+    """A wrapper that hides the embedding of a `Tied` from Keras, which would track it there."""
 
     embedding: layers.Embedding
 
 
 @keras.saving.register_keras_serializable("tftpu")
 class TiedHead(Tied):
-    """Logits by the transposed matrix of the token embedding, in float32.
+    """Logits as hidden states times the transposed token embedding, in float32.
 
     Args: as for `Tied`.
     """
@@ -76,7 +76,7 @@ class TiedHead(Tied):
 
 @keras.saving.register_keras_serializable("tftpu")
 class UntiedHead(layers.Dense):
-    """Logits by its own matrix, in float32.
+    """Logits as hidden states times a separate matrix, in float32.
 
     Args: as for `keras.layers.Dense`; there is no bias.
     """

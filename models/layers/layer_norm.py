@@ -9,10 +9,10 @@ from tftpu.tensors import Tensor, ops
 
 @keras.saving.register_keras_serializable("tftpu")
 class LayerNormalization(keras.layers.LayerNormalization):
-    """Keras's layer over the last axis (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
+    """Keras's layer for the last axis only (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
 
-    Value and gradient are computed in float32 and rounded once. The gradient of Keras's layer is
-    composed by each backend of other pieces, which XLA divides into more passes over the tokens.
+    Value and gradient are computed in float32 and rounded once. Backends derive the gradient of
+    Keras's layer from several operations, which XLA divides into more passes over the tokens.
 
     Args:
         epsilon: added to the variance.
@@ -56,5 +56,5 @@ def _normalize(x: Tensor, gamma: Any, beta: Any, epsilon: float) -> Tensor:
 
         return ops.cast(centred * inverse * gamma + beta, x.dtype), gradient
 
-    # Tensors, because TensorFlow's custom gradients treat variables apart from other arguments.
+    # Converts to tensors, because TensorFlow's custom gradients treat variables specially.
     return normalize(x, ops.reshape(gamma, (-1,)), ops.reshape(beta, (-1,)))

@@ -17,7 +17,7 @@ class GhostBatchNormalization(keras.layers.Layer):
 
     Args:
         norm_batch: examples in a group. Each microbatch of each replica must hold complete groups;
-            then the result is the same for any number of them, and needs no communication.
+            then the result is the same for any number of replicas, without communication.
             "global": one group, the whole batch over all replicas.
         momentum: decay of the moving statistics, which evaluation uses.
         epsilon: added to the variance.
@@ -78,7 +78,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         return ops.reshape(x, shape)
 
     def _has_batch_statistics(self, training: bool | None) -> bool:
-        """Returns whether statistics are the batch's: not in evaluation, nor if frozen."""
+        """Returns whether to use batch statistics: in training, unless the layer is frozen."""
         return bool(training) and self.trainable
 
     def _count_groups(self, examples: int | None) -> int:
@@ -111,7 +111,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         return x * ops.cast(scale, x.dtype) + ops.cast(shift, x.dtype)
 
     def _compute_line(self, mean: Any, variance: Any) -> tuple[Tensor, Tensor]:
-        """Returns scale and shift: one multiply and one add for each element."""
+        """Returns scale and shift, which normalise with one multiply and one add per element."""
         scale = self.gamma * ops.rsqrt(variance + self.epsilon)
         return scale, self.beta - mean * scale
 

@@ -2,9 +2,9 @@
 
 The output of a bottleneck's last convolution is its largest tensor, and a step reads it five times:
 for its statistics, to normalise it, and in the backward pass. All of these can be computed from
-its two factors: an input a quarter as large, and a small kernel. So one product here gives the
-normalised output, or the sum of two where the shortcut is one too; with several groups of
-examples the output is written, and read once.
+its two factors: an input a quarter as large, and a small kernel. So here one product gives the
+normalised output, or the sum of two outputs if the shortcut has such a convolution, too. With
+several groups of examples, the output is written and read once.
 
 Three layers pass the factors on:
 
@@ -32,9 +32,9 @@ Term = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # product, x, kernel, scal
 class PointwiseConv(Conv2D):
     """A 1x1 convolution without bias that returns its output and its factors.
 
-    A `PointwiseNormalization` after it takes statistics, gradients and its own output from the
-    factors. They cost about channels / filters of the convolution, so it pays where there are twice
-    as many filters as channels, or more.
+    A `PointwiseNormalization` after it computes statistics, gradients and its output from the
+    factors. This costs about channels / filters of the convolution, and so saves time if there are
+    at least twice as many filters as channels.
 
     Returns:
         product, x, kernel: as for `Product`, in the compute dtype. With strides, x is the part of
@@ -62,7 +62,7 @@ class PointwiseConv(Conv2D):
 class PointwiseNormalization(GhostBatchNormalization):
     """A `GhostBatchNormalization` after a `PointwiseConv`; a `Sum` applies its result.
 
-    Args: as for `GhostBatchNormalization`; `norm_batch` is a number.
+    Args: as for `GhostBatchNormalization`; `norm_batch` must be an integer, not "global".
     """
 
     def build(self, input_shape: Any) -> None:
@@ -90,7 +90,7 @@ class PointwiseNormalization(GhostBatchNormalization):
 class Sum(keras.layers.Layer):
     """The sum of tensors and of the terms of `PointwiseNormalization`.
 
-    Where all are terms with batch statistics, one product gives their sum.
+    If all inputs are terms with batch statistics, one product computes their sum.
     """
 
     def __init__(self, **kwargs: Any):
@@ -120,7 +120,7 @@ def _evaluate_value(x: Tensor | Term) -> Tensor:
 
 
 def compute_product_statistics(x: Tensor, kernel: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Returns mean and variance of `x @ kernel` over groups, without making the product.
+    """Returns mean and variance of `x @ kernel` over groups, without computing the product.
 
     With the mean m and the covariance C of x, those of x @ w are m @ w and w @ C @ w. They are
     accumulated in float32.
@@ -220,7 +220,7 @@ def _compute_moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def _multiply_groups(x: Tensor, y: Tensor, groups: int) -> Tensor:
-    """Returns the sum of x y' over each group: (groups, channels of x, channels of y), float32."""
+    """Sums x^T y over each group; returns (groups, channels of x, channels of y), float32."""
     wide = (_split_groups(ops.cast(z, "float32"), groups) for z in (x, y))
     # One group at a time, because a TPU reorders the inputs of a batched product.
     return ops.stack([ops.einsum("bhwc,bhwd->cd", a, b) for a, b in zip(*wide)])
@@ -247,6 +247,6 @@ def _multiply_channels(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _truncate_digits(x: Tensor) -> Tensor:
-    """Returns float32 cut to the 8 digits of bfloat16 (Dekker 1971), a constant to gradients."""
+    """Rounds float32 to the 8 significant bits of bfloat16 (Dekker 1971), without a gradient."""
     large = x * (2.0**16 + 1.0)
     return ops.stop_gradient(large - (large - x))

@@ -14,10 +14,10 @@ from tftpu.tensors import Tensor, ops
 
 @keras.saving.register_keras_serializable("tftpu")
 class SelfAttention(DenseContainer):
-    """Attention of each token of (batch, time, width) to all, or to all of its segment.
+    """Attention of each token of (batch, time, width) to all tokens of its row or segment.
 
     Args:
-        heads: a divisor of the width.
+        heads: number of heads, a divisor of the width.
         implementation: see `tftpu.kernels.attention.attention`.
         kwargs: as for `DenseContainer`.
     """

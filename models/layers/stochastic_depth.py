@@ -1,4 +1,4 @@
-"""Stochastic depth whose draws do not depend on how many replicas share the batch."""
+"""Stochastic depth that drops the same examples for any number of replicas."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ from keras import layers
 
 from tftpu.tensors import Tensor, ops
 
-_ENDLESS = 2**31 - 1  # consecutive examples; more than any batch holds
+_ENDLESS = 2**31 - 1  # consecutive examples, more than in any batch
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -16,11 +16,12 @@ class StochasticDepth(layers.Layer):
     """Dropout of a residual branch, per example (Huang et al. 2016).
 
     Follows https://arxiv.org/abs/1603.09382. Examples that are kept are scaled by 1 / (1 - rate),
-    so evaluation changes nothing. Each example draws by its position in the global batch.
+    so evaluation changes nothing. An example's random number depends on its position in the global
+    batch.
 
     Args:
         rate: probability that an example is dropped.
-        seed: the seed of the draws; None picks one at random.
+        seed: the seed of the random numbers; None picks one at random.
     """
 
     def __init__(self, rate: float, seed: int | None = None, **kwargs: Any):
@@ -48,13 +49,13 @@ class StochasticDepth(layers.Layer):
 class ExampleSeed(keras.random.SeedGenerator):
     """A generator whose random numbers each belong to one example of the global batch.
 
-    Its state is (seed, draws so far, position of the current batch's first example, number of
-    consecutive examples, distance from these to the next ones), integers. The engine finds it by
-    the variable's name and sets it, so that an example draws the same number wherever it is
-    computed.
+    Its state is five integers: seed, number of calls so far, position of the first local example in
+    the global batch, number of local examples that are consecutive there, and distance from the
+    start of these to the start of the next ones. The engine finds it by the variable's name and
+    sets it, so that an example gets the same number on any device.
 
     Args:
-        seed: the seed of the draws; None picks one at random.
+        seed: the seed of the random numbers; None picks one at random.
         name: the name of the generator.
     """
 
@@ -71,7 +72,7 @@ class ExampleSeed(keras.random.SeedGenerator):
         )
 
     def draw_uniform(self, examples: int) -> Tensor:
-        """Returns a number in [0, 1) for each of `examples` examples, float32."""
+        """Returns a random number in [0, 1) for each example, (examples,) float32."""
         state = ops.convert_to_tensor(self.state.value)
         seed, draws, first, run, stride = ops.unstack(state, num=5)
         self.state.assign(ops.stack([seed, draws + 1, first, run, stride]))

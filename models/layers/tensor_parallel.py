@@ -1,9 +1,9 @@
 """The dimensions of a transformer that a mesh's `tensor` axis shards.
 
-As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): the first product of
-attention and of the MLP by its outputs, the second by its inputs, so that a block has one exchange
-for each pair; the embedding and the head by the vocabulary. Between the pairs, the tokens are cut
-(Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
+As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053), the first matrix of
+attention and of the MLP is sharded by its outputs and the second by its inputs, which takes one
+exchange for each pair; embedding and head are sharded by the vocabulary. Between the pairs, the
+activations are sharded by tokens (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 """
 
 import functools
@@ -42,11 +42,10 @@ VOCABULARY: tuple[Rule, ...] = (
 
 
 def select_rules(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
-    """Returns the rules that apply to variables of the model.
+    """Returns the sharding rules that apply to a model's variables; none without attention.
 
     Args:
-        shapes: the shapes of the variables, by path. Without attention, the model has no such
-            rules.
+        shapes: the shapes of the variables, by path.
     """
     if not any("_attention/" in path for path in shapes):
         return ()
@@ -59,21 +58,21 @@ def select_rules(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Rule, ...]:
 
 
 def _list_sizes(rule: Rule, shapes: Mapping[str, tuple[int, ...]]) -> set[int]:
-    """Returns the sizes that a rule shards."""
+    """Returns the sizes of the dimensions that a rule shards, over all variables it matches."""
     pattern, axes = rule
     place = axes.index(_IF_IT_DIVIDES)
     return {shape[place] for path, shape in shapes.items() if re.search(pattern, path)}
 
 
 def project_heads(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Tensor]:
-    """Returns queries, keys and values without their biases, by a product for each.
+    """Returns queries, keys and values without their biases, each by a separate product.
 
-    Their matrices are cut by heads where devices share those.
+    If the mesh shards heads, their matrices are sharded by heads.
 
     Args:
         layer: a layer with one matrix for all three, (width, 3 * width).
         x: (batch, time, width).
-        heads: a divisor of the width.
+        heads: number of heads, a divisor of the width.
         equation: the equation of the products of x with three kernels, each (width, heads,
             head_dim).
     """
@@ -85,11 +84,11 @@ def project_heads(layer: Dense, x: Tensor, heads: int, equation: str) -> list[Te
 
 
 def split_biases(bias: Tensor, heads: int) -> list[Tensor]:
-    """Returns the biases of queries, keys and values, (heads, head_dim), cut like their products.
+    """Returns the biases of queries, keys and values, (heads, head_dim), sharded by heads.
 
     Args:
         bias: the bias of all three, (3 * width,).
-        heads: a divisor of the width.
+        heads: number of heads, a divisor of the width.
     """
     biases = ops.reshape(bias, (3, heads, bias.shape[-1] // (3 * heads)))
     return [sharding.shard(biases[i], (HEADS, None)) for i in range(3)]
@@ -102,7 +101,7 @@ def _split_by_heads(kernel: Tensor, heads: int) -> list[Tensor]:
 
 @keras.saving.register_keras_serializable("tftpu")
 class Residual(layers.Add):
-    """Adds the output of a part of a block to its input, both (batch, time, width)."""
+    """Adds the output of attention or an MLP to its input, both (batch, time, width)."""
 
     def call(self, inputs: list[Tensor]) -> Tensor:
         return sharding.shard(super().call(inputs), (EXAMPLES, TOKENS, None))

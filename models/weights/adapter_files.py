@@ -1,4 +1,4 @@
-"""Writes and reads what training with adapters changes: the adapters, and what else is trained.
+"""Writes and reads the weights that training with adapters changes: adapters, and some others.
 
 The arrays of the file are numbered and named by the paths of their variables:
 "00003 transformer_layer_0/self_attention/query/lora_kernel_a".
@@ -48,12 +48,12 @@ def load_adapters(model: keras.Model, path: str) -> None:
     """Loads a file of `save_adapters` into a model with the same base weights.
 
     Args:
-        model: built and adapted as the one that was saved: the same preset, the same call of
+        model: built and adapted like the model that was saved: the same preset, the same call of
             `enable_lora`. Automatic names of layers may have other numbers.
         path: the path of the file, local or `gs://`.
 
     Raises:
-        UserError: there is no such file, the model has no adapters, or the file holds those of
+        UserError: there is no such file, the model has no adapters, or the file holds adapters of
             another model; then nothing is loaded.
 
     Example:
@@ -67,11 +67,11 @@ def load_adapters(model: keras.Model, path: str) -> None:
         (_strip_counters(re.sub(r"^\d+ ", "", name)), array.shape) for name, array in arrays.items()
     ]
     if here != there:
-        differing = [f"{a} here, {b} there" for a, b in zip(here, there) if a != b]
-        first = differing[0] if differing else f"{len(here)} arrays here, {len(there)} there"
+        differing = [f"{a} in the model, {b} in the file" for a, b in zip(here, there) if a != b]
+        first = differing[0] if differing else f"{len(here)} arrays, but {len(there)} in the file"
         advice = "Build the model, and call enable_lora, as before save_adapters wrote the file."
         if any(".lora_A." in name for name in arrays):
-            advice = "It has PEFT's form: of a run, give model.safetensors of a checkpoint instead."
+            advice = "It is in PEFT's format: give model.safetensors of a run's checkpoint instead."
         raise UserError(
             f"Nothing was loaded from {path!r}, which does not hold the adapters of the model "
             f"{model.name!r}: {first}. {advice}"
@@ -91,5 +91,5 @@ def _list_trained(model: keras.Model, verb: str) -> list[keras.Variable]:
 
 
 def _strip_counters(path: str) -> str:
-    """Returns a path without the numbers that Keras counts layers of the same kind with."""
+    """Returns a path without the numbers by which Keras distinguishes layers of the same kind."""
     return re.sub(r"_\d+(?=/|$)", "", path)

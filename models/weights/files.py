@@ -29,8 +29,8 @@ class StoredArray(NamedTuple):
     """An array of a weight file.
 
     Attributes:
-        shape: its shape.
-        content: reads the array, which is read-only; of a local file it is mapped, not copied.
+        shape: the shape of the array.
+        content: returns the array, read-only; that of a local file is memory-mapped, not copied.
     """
 
     shape: tuple[int, ...]
@@ -42,16 +42,15 @@ class StoredArray(NamedTuple):
 
 
 def read(path: str) -> dict[str, StoredArray]:
-    """Reads the names and shapes of a file's arrays.
+    """Reads the names and shapes of a file's arrays, whose content is read later.
 
     Args:
         path: local or `gs://`: a `.safetensors` file, the `.safetensors.index.json` of several, an
             `.h5` file of Keras, or a folder that holds one of the first two under its usual name.
-            The parts of a variable in a checkpoint of tftpu are joined.
-            An array of an `.h5` file is named by its layer and its index there: "conv1/0".
 
     Returns:
-        The arrays by name.
+        The arrays by name; an array of an `.h5` file has the name of its layer and its index in
+        the layer: "conv1/0". The shards of a variable in a checkpoint of tftpu are joined.
 
     Raises:
         UserError: there is no such file, or it cannot be read.
@@ -161,7 +160,7 @@ def _wrap_array(array: np.ndarray) -> StoredArray:
 
 
 def _join_arrays(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
-    """Returns arrays with the parts of variables of a checkpoint joined to whole ones."""
+    """Returns the arrays of a checkpoint, with the shards of each variable joined."""
     found: dict[str, StoredArray] = {}
     parts: dict[str, list[tuple[regions.Named, StoredArray]]] = {}
     for name, array in arrays.items():
@@ -174,7 +173,7 @@ def _join_arrays(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
     for name, pieces in parts.items():
         shape = pieces[0][0].shape
         if not regions.fill([part.region for part, _ in pieces], shape):
-            raise ValueError(f"it does not hold each part of {name!r} once")
+            raise ValueError(f"its shards of {name!r} do not cover the variable exactly once")
         found[name] = StoredArray(shape, functools.partial(_join, pieces))
     return found
 
@@ -188,7 +187,7 @@ def _join(pieces: list[tuple[regions.Named, StoredArray]]) -> np.ndarray:
 
 
 def _read_content(path: str) -> bytes | mmap.mmap:
-    """Returns the bytes of a file; a local file is read only when they are used."""
+    """Returns the bytes of a file; a local file is memory-mapped, and so read when used."""
     if files.is_remote(path):
         return files.read(path)
     with files.open_file(path) as file:

@@ -1,8 +1,8 @@
 """Reads the arrays of Keras's HDF5 files, and nothing outside of the file itself.
 
-HDF5 has links to other files, and arrays whose bytes lie in them: a weight file of a stranger could
-read any file of this machine into weights, which are then saved and shared. None of these is
-followed, and nothing larger than the file is allocated.
+HDF5 has links to other files, and arrays whose bytes are stored in them: a weight file from a
+stranger could read any file of this machine into weights, which are then saved and shared. Such
+links are not followed, and the arrays may take at most 100 times the size of the file.
 """
 
 import math
@@ -19,8 +19,8 @@ _INFLATION = 100
 _DEFLATE = 1032  # the most bytes that one compressed byte can become
 
 
-# The first bytes of a file. Then, for each version of the header, the byte that states the width of
-# an address; the byte after it states the width of a length.
+# The first bytes of a file; and for each version of the header, the offset of the byte with the
+# width of an address, which is followed by the byte with the width of a length.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
 _HEAP = b"GCOL"  # begins a global heap, which holds texts
@@ -29,8 +29,8 @@ _HEAP = b"GCOL"  # begins a global heap, which holds texts
 def check_heaps(data: bytes | mmap.mmap) -> None:
     """Raises `ValueError` for a file on which the HDF5 library would hang.
 
-    It walks through the objects of a global heap by their sizes, and never ends at one of size 0
-    (HDF5 File Format Specification 3.0, III.E).
+    The library walks through the objects of a global heap by their sizes, and never ends if one
+    has the size 0 (HDF5 File Format Specification 3.0, III.E).
 
     Args:
         data: the bytes of an HDF5 file.
@@ -59,21 +59,21 @@ class Hdf5File:
 
     Args:
         file: an `h5py.File`.
-        size: its bytes.
+        size: the size of the file in bytes.
     """
 
     def __init__(self, file: Any, size: int):
         self._file = file
-        # Bytes of arrays that may still be read, to limit decompression.
+        # Number of bytes of arrays that may still be read, to limit decompression.
         self._left = size * _INFLATION
         self._size = size
 
     def read_arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays, by the name of their layer and their index there: "conv1/0".
+        """Returns the arrays, by the name of their layer and their index in it: "conv1/0".
 
         Raises:
-            ValueError: an array or a group is not in this file, or is larger than it.
-            KeyError: there is no such group.
+            ValueError: an array or a group is in another file, or an array is too large.
+            KeyError: a group that the file names does not exist.
         """
         file = self._file
         legacy = _find_child(file, "model_weights") if "model_weights" in file else file
@@ -116,7 +116,8 @@ class Hdf5File:
         """Returns the values of a dataset.
 
         Raises:
-            ValueError: they are not in this file, are not numbers, or are larger than the file.
+            ValueError: the values are in another file, are not numbers, or take more bytes than the
+                stored data can decompress to.
         """
         import h5py
 
@@ -147,7 +148,7 @@ def _find_child(group: Any, path: str) -> Any:
 
     Raises:
         ValueError: a link leads elsewhere.
-        KeyError: there is none.
+        KeyError: there is no such group or dataset.
     """
     import h5py
 

@@ -33,11 +33,11 @@ class LoadReport:
     """The result of loading a file into a model.
 
     Attributes:
-        loaded: paths of the variables that now have their value from the file.
+        loaded: paths of the variables whose values were read from the file.
         missing: paths of the head's variables that the file lacks; they keep their values.
-        unused: names of arrays of other heads, which the model has no place for.
-        replaced: paths of the head's variables, if the file's have another shape; they keep their
-            values.
+        unused: names of the file's arrays that belong to heads which the model does not have.
+        replaced: paths of the head's variables, if their arrays in the file have other shapes;
+            they keep their values.
     """
 
     loaded: list[str]
@@ -58,24 +58,24 @@ class LoadReport:
 
 
 def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -> LoadReport:
-    """Loads the weights of a file into all layers of a zoo model, or into none on an error.
+    """Loads the weights of a file into a zoo model; on a mismatch, raises before loading any.
 
-    Arrays are read one after the other, and a device that holds a part of a variable is given that
-    part alone. A file that cannot be read to its end leaves the first of them loaded.
+    Arrays are read one after the other, and each device receives only its shard of a variable. If
+    reading fails in the middle of a file, the arrays before that place are already loaded.
 
     Args:
         model: built by `tftpu.models.build`.
         path: see `tftpu.models.weights.files.read`, or the folder of a checkpoint of tftpu.
-        replace_head: whether a head of another shape, as for other classes, keeps its values
-            instead of being an error.
+        replace_head: whether a head whose shape differs, as for another number of classes, keeps
+            its values; otherwise, this is an error.
 
     Returns:
         A report of the matched and unmatched names on both sides.
 
     Raises:
-        UserError: there is no such file; or it is of another network: a shape differs, one of the
-            two has weights below the head that the other lacks, or `config.json` beside the
-            weights describes other computations.
+        UserError: the file does not exist; or it belongs to another network: a shape differs, file
+            or model has weights below the head that the other lacks, or `config.json` beside the
+            weights describes another network.
 
     Example:
         >>> model = tftpu.models.build("resnet50", num_classes=10)
@@ -151,7 +151,7 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
         format: "safetensors", the only one.
 
     Raises:
-        UserError: an unknown format, or Transformers has no such model.
+        UserError: the format is unknown, or Transformers has no such model.
     """
     if format not in _FORMATS:
         raise UserError(
@@ -225,7 +225,8 @@ def _choose_layout(
     """Returns the layout of a file.
 
     Raises:
-        UserError: the file cannot be this model's, by its kind or by the config beside it.
+        UserError: the file's library has no such model, or the config beside the weights describes
+            another network.
     """
     if all(re.match(r"\d{5} ", name) for name in arrays):  # names as in a checkpoint of tftpu
         _check_adapters(path, arrays)
@@ -259,11 +260,11 @@ class _FileLayout(NamedTuple):
     """The layout of a file.
 
     Attributes:
-        entries: the place of each variable of the model.
-        known: the file's names by those of the entries.
-        is_head: whether an array, by its name in `known`, is of a head, which files may have or
-            lack, whatever the task of the model.
-        tied: arrays that files may repeat for a head that is tied, and which ones they repeat.
+        entries: the arrays that hold each variable of the model.
+        known: the names of the arrays in the file, by their names in `entries`.
+        is_head: returns whether an array, by its name in `entries`, belongs to a head: files may
+            have or lack those, whatever the task of the model.
+        tied: the array that each array of a tied head repeats, by name, in files that have both.
     """
 
     entries: list[Entry]
@@ -272,11 +273,11 @@ class _FileLayout(NamedTuple):
     tied: Mapping[str, str]
 
     def list_untied(self, arrays: dict[str, StoredArray]) -> list[str]:
-        """Describes the arrays of a file that are tied in the model, and differ in the file."""
+        """Describes arrays that the model ties to others, but that differ from them in the file."""
         both = [pair for pair in self.tied.items() if self.known.keys() >= set(pair)]
         names = [(self.known[repeated], self.known[tied]) for repeated, tied in both]
         return [
-            f"its {repeated} is not {tied} again, as in the model"
+            f"its {repeated} differs from its {tied}, but the model ties them"
             for repeated, tied in names
             if not np.array_equal(arrays[repeated].content(), arrays[tied].content())
         ]
@@ -292,9 +293,9 @@ def _find_config(model: keras.Model) -> ModelConfig:
     if config is None:
         raise UserError(
             f"The model {model.name!r} was not built by tftpu.models.build, so its layout is "
-            "unknown. Use Keras's own load_weights and save_weights. Of a model with adapters, "
-            "model.save, and save_to_preset of a KerasHub model, merge them; "
-            "tftpu.models.save_adapters writes them alone, and load_adapters reads them."
+            "unknown. Use Keras's own load_weights and save_weights. For a model with adapters, "
+            "model.save (in KerasHub, also save_to_preset) merges them into the weights; "
+            "tftpu.models.save_adapters writes only the adapters, and load_adapters reads them."
         )
     return config
 
@@ -308,9 +309,9 @@ def _check_adapters(path: str, arrays: dict[str, StoredArray]) -> None:
     kernels = {re.sub("lora_kernel_a$", "kernel", v) for v in names if v.endswith("lora_kernel_a")}
     if kernels - names:
         raise UserError(
-            f"{path!r} holds only adapters, without the weights that they adapt. Of a checkpoint, "
-            "write both into one file with `tftpu export-weights --merge`, and give that file; a "
-            "file of tftpu.models.save_adapters is read by tftpu.models.load_adapters."
+            f"{path!r} holds only adapters, without the weights that they adapt. For a checkpoint, "
+            "write both into one file with `tftpu export-weights --merge`, and give that file. "
+            "Load a file of tftpu.models.save_adapters with tftpu.models.load_adapters."
         )
 
 
@@ -326,12 +327,12 @@ def _check_network(model: keras.Model, path: str, differences: list[str]) -> Non
     if differences:
         raise UserError(
             f"Nothing was loaded from {path!r}, whose weights do not fit the network "
-            f"{model.name!r}: {_format_names(differences, 4, '; ')}. Choose the model that they "
-            "belong to."
+            f"{model.name!r}: {_format_names(differences, 4, '; ')}. Choose the model that the "
+            "weights belong to."
         )
 
 
 def _format_names(names: list[str], shown: int = 5, between: str = ", ") -> str:
-    """Lists the first names, and says how many others there are."""
+    """Joins the first names, and the number of the others."""
     rest = f"{between}and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + rest

@@ -1,9 +1,9 @@
 """Writes adapters in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
 
 PEFT names the adapters of a layer after the layer's module in Transformers, and stores them as
-(rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint. A matrix
-of this zoo that is several there, such as queries, keys and values, gives each the same first
-adapter and its columns of the second.
+(rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint. Where one
+matrix of the zoo is several in Transformers, as for queries, keys and values, each of them gets the
+same first adapter and its columns of the second.
 """
 
 import json
@@ -35,8 +35,8 @@ def save_adapters(
     Args:
         model: the model of the zoo, with adapters.
         folder: the folder to write, local or `gs://`.
-        base: the name of the model in Transformers that is adapted, for `adapter_config.json`.
-        replaced: values by path that take the place of weights, such as their averages.
+        base: the name of the base model in Transformers, for `adapter_config.json`; or "".
+        replaced: values by path to use instead of the weights', such as their averages.
 
     Returns:
         The number of values written.
@@ -100,7 +100,7 @@ def _convert_layer(
     if first.ndim != 2:
         raise UserError(
             f"{layer.path!r} is a {type(layer).__name__}, but PEFT reads only adapters of dense "
-            "layers: use --merge."
+            "layers: write merged weights, with --merge."
         )
     theirs = by_path[f"{layer.path}/kernel"].theirs
     found = {}
@@ -124,10 +124,10 @@ def build_config(
 
     Args:
         rank: the rank of the adapters.
-        modules, trained: the names of the modules that are adapted, and of those that are trained.
-        base: the name of the model in Transformers.
-        transposed: whether its layers are Conv1D.
-        alpha: by which, divided by the rank, PEFT scales what adapters add; None: the rank.
+        modules, trained: the names of the adapted modules, and of those that are trained in full.
+        base: the name of the base model in Transformers; "" if it is unknown.
+        transposed: whether the adapted modules are Conv1D, whose kernels are (in, out).
+        alpha: PEFT scales the product of adapters by alpha / rank; None means the rank.
     """
     return {
         "peft_type": "LORA",

@@ -123,7 +123,7 @@ def hostile(**fields):
                     "description": {"module": "json", "class_name": "function", "config": "load"},
                 }
             },
-            "describes json.function, which cannot be made again",
+            "describes json.function, which cannot be recreated",
         ),
         ({"model": []}, "model is ()"),
         ({"model": {"class": 3}}, "cannot be read"),
@@ -205,7 +205,7 @@ def test_optimizers_go_by_keras_names(optimizer):
 
 @pytest.mark.parametrize("optimizer", ["Nadam", tftpu.OptimizerConfig("nadam")])
 def test_a_keras_optimizer_that_cannot_be_split_says_why(optimizer):
-    with pytest.raises(UserError, match=r"'nadam'\. Its step also changes a number that all"):
+    with pytest.raises(UserError, match=r"'nadam'\. Its step also updates a value that all"):
         experiment(optimizer=optimizer).validate()
 
 

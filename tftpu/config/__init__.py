@@ -1,4 +1,4 @@
-"""The dataclasses of an experiment: validation, JSON in and out."""
+"""The dataclasses of an experiment, their validation, and their conversion from and to JSON."""
 
 from typing import TYPE_CHECKING
 

@@ -19,7 +19,7 @@ class DataContext:
         seed: the seed of the order and the augmentation.
         global_batch_size: examples per step, over all replicas and microbatches.
         skip_bad: whether records to predict may be left out if they cannot be read.
-        keep: fields of records to predict that are written beside the predictions.
+        keep: names of the records' fields that are written beside their predictions.
     """
 
     seed: int
@@ -33,11 +33,11 @@ class ExportInputs:
     """The inputs of an exported model, and the function from them to the training features.
 
     Attributes:
-        shapes: the shapes of one example, by the name of the input.
-        dtypes: the dtypes by name, such as "uint8".
-        prepare: returns features, of batches of the inputs in their order: TensorFlow's operations.
-        decode: if there is one input, which is an image: returns it from the content of its file, a
-            scalar string, cropped and resized as for evaluation: TensorFlow's operations. None:
+        shapes: the shape of one example, without a batch dimension, by the name of the input.
+        dtypes: the dtypes by the name of the input, such as "uint8".
+        prepare: maps batches of the inputs, in their order, to features by TensorFlow operations.
+        decode: for a single input that is an image: maps the content of its file, a scalar string,
+            to the image, cropped and resized as for evaluation, by TensorFlow operations. None:
             exports take no files.
     """
 
@@ -59,9 +59,9 @@ class DataConfig:
         global_batch_size: examples per step, over all replicas and microbatches.
         data_dir: folder of the prepared data; None is the cache folder.
         per_token: whether labels are tokens rather than one class for each example, which decides
-            the metrics of an experiment that names no loss. Not a field.
+            the metrics of an experiment that names no loss. A class variable.
         address_kinds: the kinds of addresses, such as "images", that `prediction` reads besides
-            "evaluation" and "training"; (): it is not known. Not a field.
+            "evaluation" and "training"; () if they are not known. A class variable.
 
     Example:
 
@@ -118,11 +118,11 @@ class DataConfig:
         """Returns records to predict, without labels; None means those of `evaluation`.
 
         Args:
-            address: what `tftpu predict --input` was given, such as "evaluation".
+            address: the value of `tftpu predict --input`, such as "evaluation".
             context: the context of the run.
 
         Returns:
-            Their features, NumPy arrays nested as the model's inputs.
+            The features of the records, as NumPy arrays nested like the model's inputs.
         """
         return None
 
@@ -130,12 +130,12 @@ class DataConfig:
         """Returns the `tf.TensorSpec`s of a batch; None takes them from the training split.
 
         Args:
-            examples: in the batch.
+            examples: number of examples in the batch.
         """
         return None
 
     def export_inputs(self) -> ExportInputs | None:
-        """Returns the inputs of an exported model, such as pixels; None means the features."""
+        """Returns the inputs of an exported model, such as pixels; None means its features."""
         return None
 
     def class_names(self) -> list[str] | None:

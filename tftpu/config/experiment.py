@@ -34,8 +34,8 @@ def check_optimizer(field: str, name: str) -> None:
     """Raises `UserError` unless a name in lower case is one of `OPTIMIZERS`."""
     if name == "nadam":
         raise UserError(
-            f"{field} is 'nadam'. Its step also changes a number that all variables share, so it "
-            f"cannot be split over replicas: use adamw, or another of {', '.join(OPTIMIZERS)}."
+            f"{field} is 'nadam'. Its step also updates a value that all variables share, so it "
+            f"cannot run on several replicas: use adamw, or another of {', '.join(OPTIMIZERS)}."
         )
     one_of(field, name, OPTIMIZERS)
 
@@ -44,21 +44,21 @@ def check_optimizer(field: str, name: str) -> None:
 class OptimizerConfig:
     """An optimizer by name, and its learning rate over the run.
 
-    A plain name, `Experiment(optimizer="adam")`, is Keras's optimizer with Keras's defaults and a
-    constant learning rate.
+    A plain name, `Experiment(optimizer="adam")`, selects Keras's optimizer with Keras's defaults
+    and a constant learning rate.
 
     Attributes:
         name: one of `OPTIMIZERS`.
-        learning_rate: the peak; at `base_batch_size` examples per step unless `scaling` is "none".
-        weight_decay: biases and norms are left out; it is decoupled, except in lars.
+        learning_rate: peak learning rate; it is scaled by `scaling` before use.
+        weight_decay: weight decay, decoupled except in lars; biases and norms are not decayed.
         warmup_steps: steps of a linear warmup from 0.
-        decay: shape of the decay to `end_factor` of the peak at the last step.
-        end_factor: final learning rate as a fraction of the peak.
+        decay: decay after the warmup: constant, cosine, linear, polynomial or step.
+        end_factor: final rate of cosine, linear and polynomial, as a fraction of the peak.
         momentum: momentum of sgd and lars.
         nesterov: whether sgd uses Nesterov momentum.
         beta_2: decay of the second moment of adam, adamax, adamw, lamb and lion.
         scaling: scaling of the learning rate with the global batch: none, linear or sqrt.
-        base_batch_size: global batch that `learning_rate` is given for.
+        base_batch_size: global batch size at which `scaling` leaves the learning rate unchanged.
         decay_power: exponent of the polynomial decay.
         decay_steps: for the step decay, the steps at which the rate is multiplied by `decay_rate`.
         decay_rate: factor of the step decay.
@@ -115,17 +115,17 @@ class ClusterConfig:
 
     Attributes:
         tpu: auto, local, none, or the name of a TPU.
-        virtual_devices: number of devices that the CPU is split into, on the JAX engine that of
-            each host; None uses the real ones.
-        engine: tensorflow, jax, or auto: jax where a mesh or Keras's backend asks for it, or where
-            only JAX can use the TPU.
-        mesh: axes and sizes of the JAX engine's mesh, such as "fsdp:8" or "data:2,fsdp:-1"; None:
-            every device holds the whole model. auto: the model is cut as little as the memory of
-            the TPU allows.
-        compiler_options: XLA's options for the JAX engine's train step on TPUs, such as
-            "xla_tpu_scoped_vmem_limit_kib=65536"; auto: those of the TPU's generation.
-        host_timeout: for the JAX engine on several hosts, the seconds without a sign of life after
-            which a host is lost, and the others end.
+        virtual_devices: number of devices to split the CPU into (on the JAX engine, the CPU of
+            each host); None uses the real devices.
+        engine: tensorflow, jax, or auto: jax if a mesh is set, if Keras's backend is JAX, or if
+            only JAX can use the TPU; otherwise tensorflow.
+        mesh: axes and sizes of the JAX engine's mesh, such as "fsdp:8" or "data:2,fsdp:-1"; None
+            replicates the model on every device; auto shards it only as far as the memory of the
+            TPU requires.
+        compiler_options: XLA options for the JAX engine's train step on TPUs, such as
+            "xla_tpu_scoped_vmem_limit_kib=65536"; auto uses tftpu's options for the TPU generation.
+        host_timeout: for the JAX engine on several hosts, seconds without a sign of life after
+            which a host counts as lost and the other hosts stop.
     """
 
     tpu: str = "auto"
@@ -159,7 +159,7 @@ class ClusterConfig:
 
     @property
     def known_data_shards(self) -> int:
-        """The number of shards of a global batch, if it is known without the devices."""
+        """The number of shards of a global batch, counting mesh axes of unknown size as 1."""
         if self.mesh in (None, AUTO_MESH):
             return self.virtual_devices or 1
         sizes = {axis: max(1, size) for axis, size in parse_mesh(self.mesh).items()}
@@ -176,13 +176,13 @@ class Experiment:
         optimizer: `tftpu.OptimizerConfig`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
         loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
             module, or a dict or list of them, one for each output. None is the cross-entropy of
-            class labels and logits, smoothed by `train.label_smoothing`, with accuracy as metric.
+            class labels and logits, with `train.label_smoothing`, and accuracy as the metric.
         metrics: names ("AUC"), `keras.Metric` objects, functions, or a dict of them by output.
-        weighted_metrics: metrics that weights of examples apply to.
-        callbacks: Keras callbacks. An epoch of theirs ends with each evaluation.
+        weighted_metrics: metrics to which sample weights apply.
+        callbacks: Keras callbacks. They see each evaluation as the end of an epoch.
         train: length and options of training.
         cluster: the devices.
-        config_file: the file that `--config` named, which the command line fills in.
+        config_file: path of the file given as `--config`; set by the command line.
     """
 
     model: ModelConfig
@@ -215,7 +215,7 @@ class Experiment:
         self.model.validate(self.divide_batch(data_shards))
 
     def validate_fields(self) -> None:
-        """Checks every field, and calls no `validate` of the model and the data.
+        """Checks every field, without calling `validate` of the model and the data.
 
         Raises:
             UserError: the first mistake found.
@@ -240,7 +240,7 @@ class Experiment:
             )
 
     def divide_batch(self, data_shards: int | None = None) -> PerReplicaBatch:
-        """Returns the part of a global batch that one replica takes.
+        """Returns the microbatch of a global batch that one replica computes at a time.
 
         Args:
             data_shards: see `validate`.
@@ -253,24 +253,24 @@ class Experiment:
 
     @property
     def prepared_data(self) -> DataConfig:
-        """The data as the model takes them: `data`, unless the model prepares them."""
+        """The data set that the model trains on: `data` after the model's `prepare_data`."""
         return self.model.prepare_data(self.data)
 
     @property
     def best_metric(self) -> str:
-        """`train.best_metric` as the metrics spell it; Keras equates "acc" and "accuracy"."""
+        """`train.best_metric`, spelled "acc" or "accuracy" as in the metrics: Keras knows both."""
         name = self.train.best_metric
         named = keras_names.texts_in([self.metrics, self.weighted_metrics])
         other = {"accuracy": "acc", "acc": "accuracy"}.get(name, "")
         return other if other in named and name not in named else name
 
     def _check_context(self) -> None:
-        """Raises `UserError` if rows of text are longer than the model takes."""
+        """Raises `UserError` if rows of text are longer than the model's context."""
         takes, rows = (getattr(part, "context", None) for part in (self.model, self.data))
         if isinstance(takes, int) and isinstance(rows, int) and rows > takes:
             raise UserError(
-                f"data.context is {rows}, but model.context is {takes}: rows of text may not be "
-                f"longer than the model takes. Give --config.data.context={takes}, or "
+                f"data.context is {rows}, but model.context is {takes}: rows of text must not be "
+                f"longer than the model's context. Give --config.data.context={takes}, or "
                 f"--config.model.context={rows}."
             )
 

@@ -10,12 +10,12 @@ from tftpu.errors import UserError
 
 
 class FieldType(NamedTuple):
-    """A type as a field declares it.
+    """The parsed type of a field.
 
     Attributes:
         declared: the declaration, such as `int | None`.
         container: `Union`, `Literal`, or the class of a declaration with brackets, such as `tuple`;
-            None of all others.
+            None for all other types.
         parts: the types of a union, or those in the brackets.
         values: the values of a `Literal`.
         is_fixed: whether it is a tuple with one type for each element.
@@ -29,7 +29,7 @@ class FieldType(NamedTuple):
 
     @property
     def options(self) -> tuple["FieldType", ...]:
-        """The types of a union; another type alone."""
+        """The types of a union, or a tuple of this type itself."""
         return self.parts if self.container is typing.Union else (self,)
 
     @property
@@ -48,7 +48,7 @@ UNDECLARED = FieldType(None)
 
 
 def read_type(declared: Any) -> FieldType:
-    """Takes a declaration apart, such as `dict[str, int] | None`; a `FieldType` stays as it is."""
+    """Parses a declared type, such as `dict[str, int] | None`; returns a `FieldType` unchanged."""
     if isinstance(declared, FieldType):
         return declared
     container, inside = typing.get_origin(declared), typing.get_args(declared)
@@ -61,9 +61,9 @@ def read_type(declared: Any) -> FieldType:
 
 
 def read_fields(cls: type) -> dict[str, FieldType]:
-    """Returns the types of a class's fields by name, also of those declared as text.
+    """Returns the types of a class's fields by name; resolves types that are declared as strings.
 
-    Variables of the class itself are left out.
+    Class variables (`ClassVar`) are left out.
 
     Raises:
         UserError: a declaration names something that its file does not import.

@@ -1,7 +1,7 @@
 """Fields of a config that affect how a run executes, but not its results.
 
-A field declares it by its metadata, and every comparison of two configs leaves such fields out: a
-run resumes, a search continues, and another machine prepares the data, whatever their values are.
+The metadata of a field mark it as such, and comparisons of two configs ignore these fields: with
+other values, a run still resumes, a search continues, and another machine can prepare the data.
 
     log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
 """
@@ -14,7 +14,7 @@ OPERATIONAL: Mapping[str, Any] = {"tftpu_operational": True}
 
 
 def operational_fields(config: Any) -> list[str]:
-    """Returns the paths of such fields of a dataclass and of those in it, as "train.log_every"."""
+    """Returns the paths of the operational fields of a config, such as "train.log_every"."""
     found = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -46,7 +46,7 @@ METRICS = _split_names(
     top_k_categorical_accuracy true_negatives true_positives
     """
 )
-# Metrics that Keras cannot make without arguments.
+# Metrics that Keras cannot create without arguments.
 WITH_ARGUMENTS = _split_names(
     """
     IoU MeanIoU OneHotIoU OneHotMeanIoU PrecisionAtRecall RecallAtPrecision
@@ -63,14 +63,14 @@ _SMALLER_IS_BETTER = (
 
 
 def check_losses(field: str, value: Any) -> None:
-    """Raises `UserError` if a value, or a list or dict in it, has a name of no loss."""
+    """Raises `UserError` if a string in a value, also nested, is not the name of a Keras loss."""
     for name in texts_in(value):
         if name not in LOSSES:
             _refuse(field, name, "losses", LOSSES)
 
 
 def check_metrics(field: str, value: Any) -> None:
-    """Raises `UserError` if a value, or a list or dict in it, has a name of no metric."""
+    """Raises `UserError` if a string in a value, also nested, is not the name of a metric."""
     for name in texts_in(value):
         if name in WITH_ARGUMENTS:
             raise UserError(
@@ -82,7 +82,7 @@ def check_metrics(field: str, value: Any) -> None:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Returns the texts in a value, and in lists and dicts of it."""
+    """Returns the strings in a value, also in its nested lists and dicts."""
     if isinstance(value, str):
         return [value]
     is_nested = isinstance(value, list | tuple | dict)

@@ -12,13 +12,13 @@ AUTO = "auto"
 
 
 def parse_mesh(mesh: str) -> dict[str, int]:
-    """Returns the sizes of the axes that a mesh names; -1 for the devices that are left.
+    """Returns the size of each axis that a mesh names; -1 means all remaining devices.
 
     Args:
         mesh: such as "fsdp:8" or "data:2,fsdp:-1".
 
     Raises:
-        UserError: an unknown axis, or a size that is none.
+        UserError: an axis is unknown or repeated, a size is invalid, or -1 is used twice.
     """
     sizes: dict[str, int] = {}
     for part in mesh.split(","):
@@ -32,22 +32,22 @@ def parse_mesh(mesh: str) -> dict[str, int]:
             raise UserError(f"The mesh {mesh!r} names the axis {name!r} twice.")
         if not (size == "-1" or (size.isascii() and size.isdigit() and int(size) > 0)):
             raise UserError(
-                f"The mesh {mesh!r} has the size {size!r} for {name!r}: give a whole number, or -1 "
-                "for the devices that are left."
+                f"The mesh {mesh!r} has the size {size!r} for {name!r}: give a positive whole "
+                "number, or -1 for all remaining devices."
             )
         sizes[name] = int(size)
     if list(sizes.values()).count(-1) > 1:
         raise UserError(
-            f"The mesh {mesh!r} has the size -1 several times: only one size may be filled in."
+            f"The mesh {mesh!r} has the size -1 several times: only one axis can take the rest."
         )
     return sizes
 
 
 def count_batch_shards(sizes: Mapping[str, int]) -> int:
-    """Returns the number of parts that a mesh divides a global batch into.
+    """Returns the number of shards into which a mesh divides a global batch.
 
     Args:
-        sizes: the sizes of its axes, by name; those that are missing have one device.
+        sizes: the sizes of its axes, by name; a missing axis has the size 1.
     """
     return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
@@ -57,7 +57,7 @@ def check_between_slices(sizes: Mapping[str, int], slices: int) -> None:
 
     Args:
         sizes: the sizes of every axis.
-        slices: their number; consecutive devices are those of a slice.
+        slices: the number of slices; each consists of consecutive devices.
     """
     if sizes[DATA] % slices:
         inside = [f"{name}:{size}" for name, size in sizes.items() if name != DATA and size > 1]
@@ -76,7 +76,7 @@ def mesh_text(sizes: dict[str, int]) -> str:
 
 
 def list_finer_meshes(sizes: Mapping[str, int], slices: int = 1) -> list[dict[str, int]]:
-    """Returns the meshes with more devices along `fsdp` and fewer along `data`, least first.
+    """Returns the meshes that move devices from `data` to `fsdp`, sorted by the size of `fsdp`.
 
     Args:
         sizes: the sizes of every axis.
@@ -96,7 +96,7 @@ def list_meshes(devices: int, slices: int = 1, most_tensor: int = 1) -> list[str
     Args:
         devices: number of devices.
         slices: number of slices; `data` is a multiple of it.
-        most_tensor: most devices along `tensor`, whose sizes are powers of 2.
+        most_tensor: largest size of `tensor`; only powers of 2 are used.
     """
     found, tensor = [], 1
     while tensor <= most_tensor and devices % (tensor * slices) == 0:
@@ -110,7 +110,7 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every axis of a mesh.
 
     Args:
-        mesh: see `parse_mesh`; None: all devices share the batch, and each holds the model.
+        mesh: see `parse_mesh`; None divides the batch among all devices, each with the model.
         devices: number of devices.
 
     Raises:
@@ -128,6 +128,6 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
         raise UserError(
             f"The mesh {mesh!r} needs {'a multiple of ' if free else ''}"
             f"{counted(known, 'device')}, but there are {devices}: the product of its sizes must "
-            "be that number. The size -1 uses the devices that are left, as in 'fsdp:-1'."
+            "be that number. The size -1 takes all remaining devices, as in 'fsdp:-1'."
         )
     return {**every, **sizes}

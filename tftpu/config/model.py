@@ -24,15 +24,15 @@ class ModelConfig:
     Attributes:
         name: name of the Keras model.
         init_from: initial weights, as `tftpu.models.load_weights` accepts them.
-        freeze: globs over the paths of variables that are not trained, such as
+        freeze: comma-separated globs over the paths of variables that are not trained, such as
             "stem*,stage1_*".
-        lora: rank of low-rank adapters, which alone are trained, beside a classifier: LoRA (Hu et
-            al. 2021, https://arxiv.org/abs/2106.09685); 0 trains the weights themselves.
-        lora_targets: globs over the paths of the layers to adapt, such as "*_attention/*"; "" is
-            all dense layers but the outputs.
-        lora_base: int8 or int4 rounds the kernels of adapted layers: QLoRA (Dettmers et al. 2023,
-            https://arxiv.org/abs/2305.14314); "" keeps them.
-        base_fields: the fields that say where the base weights of adapters are. Not a field.
+        lora: rank of low-rank adapters: LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685).
+            Only adapters and, without `lora_targets`, a classifier are trained; 0 adds no adapters.
+        lora_targets: comma-separated globs over the paths of the layers to adapt, such as
+            "*_attention/*"; "" adapts all dense layers except the outputs.
+        lora_base: int8 or int4 quantizes the kernels of adapted layers: QLoRA (Dettmers et al.
+            2023, https://arxiv.org/abs/2305.14314); "" keeps their dtype.
+        base_fields: names of the fields that say where the base weights are; a class variable.
 
     Example:
 
@@ -56,7 +56,7 @@ class ModelConfig:
     base_fields: ClassVar[tuple[str, ...]] = ("init_from",)
 
     def build(self) -> "keras.Model":
-        """Returns the Keras model, not compiled; called in the scope of the devices.
+        """Returns the Keras model, not compiled; called within the scope of the run's devices.
 
         It may be called several times, for example by `tftpu preflight`.
         """
@@ -65,11 +65,11 @@ class ModelConfig:
         )
 
     def without_weights(self) -> "ModelConfig":
-        """Returns the same model with random weights if `build` reads some: no trace can read."""
+        """Returns a config of the same model with random weights, whose `build` reads no files."""
         return self
 
     def prepare_data(self, data: DataConfig) -> DataConfig:
-        """Returns the data as the model takes them, such as texts as tokens.
+        """Returns the data prepared for the model, for example texts as tokens.
 
         Args:
             data: the data of the experiment.
@@ -77,10 +77,10 @@ class ModelConfig:
         return data
 
     def objectives(self, model: "keras.Model") -> "Sequence[Objective]":
-        """Returns loss functions of your own, each with its variables and its optimizer.
+        """Returns custom loss functions, each with its variables and its optimizer.
 
         They replace the loss, the metrics and the optimizer of the experiment; see
-        `tftpu.Objective`. An empty sequence keeps those.
+        `tftpu.Objective`. An empty sequence keeps those of the experiment.
 
         Args:
             model: the model as `build` returned it.

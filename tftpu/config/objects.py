@@ -31,24 +31,24 @@ class KerasObject:
     """A Keras object, as `keras.saving.serialize_keras_object` describes it.
 
     Attributes:
-        description: plain data.
+        description: the dict that Keras returned, of plain data.
     """
 
     description: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The class, with its module."""
+        """The name of the class, with its module."""
         module, name = self.description.get("module"), self.description["class_name"]
         return f"{module}.{name}" if module else name
 
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function of a module.
+    """A reference to a function by its name.
 
     Attributes:
-        name: the name with its module, such as "losses.focal".
+        name: the function's module and name, such as "losses.focal".
     """
 
     name: str
@@ -73,10 +73,10 @@ def parts_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def own_name(part: dict[str, Any]) -> str | None:
-    """Returns the name of the user's class that a part describes; None for Keras and tftpu.
+    """Returns the name of the user's class in a description; None for classes of Keras and tftpu.
 
     Raises:
-        UserError: it is neither, and Keras would import a module or run code to make it.
+        UserError: Keras would import a module or run code of the description to create the object.
     """
     module, name = part.get("module"), part["class_name"]
     if name in _VALUES:
@@ -97,16 +97,16 @@ def own_name(part: dict[str, Any]) -> str | None:
 def _explain_not_made(part: dict[str, Any]) -> UserError:
     return UserError(
         f"The config describes {part.get('module')}.{part['class_name']!s:.60}, which cannot be "
-        "made again. Use public objects of Keras, such as keras.losses.Huber, or your own, but "
+        "recreated. Use public objects of Keras, such as keras.losses.Huber, or your own, but "
         "no lambdas."
     )
 
 
 def names_in(value: Any) -> list[str]:
-    """Returns the user's classes and functions that a value of a config describes.
+    """Returns the names of the user's classes and functions in a value of a config.
 
     Raises:
-        UserError: it describes what is neither the user's nor public.
+        UserError: an object is neither the user's nor public in Keras or tftpu.
     """
     if isinstance(value, Function):
         return [] if value.public else [value.name]

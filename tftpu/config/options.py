@@ -19,58 +19,61 @@ WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # most seconds of a watchdog, about four months
 
 
-@dataclasses.dataclass(kw_only=True)  # in the order of use, which the reference follows
+@dataclasses.dataclass(kw_only=True)  # the reference pages list the fields in this order
 class TrainConfig:
     """The options of training: of a `Trainer`, and of an experiment.
 
-    `steps`, `epochs`, `eval_every`, `label_smoothing` and `precision` are of an experiment alone. A
-    program gives a `Trainer` the length and `eval_every` as arguments of `fit`, a smoothed loss in
-    the compiled model, and the dtype policy by `tftpu.set_precision`.
+    `steps`, `epochs`, `eval_every`, `label_smoothing` and `precision` are only for experiments.
+    With a `Trainer`, pass the length and `eval_every` to `fit`, compile the model with a smoothed
+    loss, and set the dtype policy with `tftpu.set_precision`.
 
     Attributes:
-        steps: total length of the run; 1,000 where neither steps nor epochs are given.
+        steps: total length of the run in steps; 1,000 if neither steps nor epochs are given.
         epochs: length of the run in passes over the training data, instead of `steps`.
         eval_every: steps between evaluations, which callbacks see as an epoch; 0 evaluates at the
-            end of every epoch if the length is given in `epochs`, else only at the end.
-        log_every: steps between lines of metrics.
+            end of every epoch if the length is given in `epochs`, otherwise only at the end.
+        log_every: steps between logged lines of metrics.
         checkpoint_every: steps between checkpoints; 0 saves at the end, and whenever an evaluation
             is the best so far.
         checkpoint_minutes: also save when this many minutes have passed since the last
             checkpoint; 0 disables it.
         keep: number of newest checkpoints to keep; the best one is kept as well.
-        keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
-        best_metric: metric of the evaluation that marks the best checkpoint; "" is the loss.
+        keep_every: also keep checkpoints whose step is a multiple of this; 0 disables it.
+        best_metric: evaluation metric by which the best checkpoint is chosen; "" is the loss.
             For losses and errors, lower is better; of equal values, the first is kept.
         precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
             GPU and float32 on a CPU.
         seed: seed of dropout and of every other layer that draws random numbers.
-        gradient_accumulation_steps: microbatches that each shard of a global batch is cut into.
-        global_clipnorm: largest global norm of the gradient, after its sum over all replicas and
-            microbatches; None does not clip.
-        label_smoothing: share of the label that is spread over all classes.
+        gradient_accumulation_steps: number of microbatches into which each replica's shard of a
+            global batch is divided.
+        global_clipnorm: maximum global norm to which the gradient is clipped, after its sum over
+            all replicas and microbatches; None does not clip.
+        label_smoothing: fraction of each label that is spread evenly over all classes.
         ema_momentum: momentum of the moving average of the weights, which evaluation then uses;
             None keeps no average.
         steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
-            or one execution if a callback has batch methods.
-        remat: what the backward pass recomputes of a model's equal blocks, to save memory: "block"
-            keeps only the input of each; "attention", on the JAX engine, also what the kernels of
-            attention found, and "products" the products with weights as well; "offload", on the
-            JAX engine, keeps the inputs in the host's memory; "none" recomputes nothing. Of a
-            functional model without equal blocks, about as many segments of its graph as the root
-            of its layers are recomputed. Models of the zoo have `model.remat` instead.
-        scan: "block", on the JAX engine, compiles equal blocks as one loop, so that the program
-            is as short as one of them, or as one group where they alternate; the last blocks, too
-            few for a group, run behind it and are not recomputed. "none" compiles no loop. Models
-            of the zoo have `model.scan`.
+            or the model's `steps_per_execution` if a callback has batch methods.
+        remat: recomputation in the backward pass, to save memory. "none" recomputes nothing.
+            "block" keeps only the input of each of the model's equal blocks. Only on the JAX
+            engine: "attention" also keeps the outputs of attention kernels, "products" those and
+            the products with weights, and "offload" keeps the inputs in the host's memory. A
+            functional model without equal blocks is divided into segments, about the square root
+            of its number of layers. Models of the zoo have `model.remat` instead.
+        scan: "block", on the JAX engine, compiles equal blocks, or repeating groups of blocks, as
+            one loop, which shortens the program. Blocks left over after the last whole group run
+            after the loop and are not recomputed. "none" compiles no loop. Models of the zoo have
+            `model.scan` instead.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
             checkpoint and skips the batches since.
         max_rollbacks: number of rollbacks before the run ends.
         writers: additional destinations for the metrics, by name: "mlflow", "wandb", and
             "hypertune", which reports best_metric to a hyper-parameter tuning job of Vertex AI.
         profile: steps to profile for TensorBoard: "100:110" profiles those steps, "slow" the steps
-            after a device loop among the slowest 1 %, "100:110,slow" both.
-        watchdog_seconds: end the process, with exit code 124 and the stacks of its threads, if no
-            step was finished for this long. Must exceed the time of one evaluation. None: never.
+            after an unusually slow device loop (in the slowest 1 %, and above 1.5 times the
+            median), "100:110,slow" both.
+        watchdog_seconds: seconds without a finished step after which the process prints the stacks
+            of its threads and exits with code 124. Must exceed the time of one evaluation. None
+            disables it.
         grace_seconds: seconds from a SIGTERM to the end of the process.
     """
 

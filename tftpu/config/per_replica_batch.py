@@ -11,14 +11,14 @@ class PerReplicaBatch:
 
     Attributes:
         global_batch_size: examples per step.
-        replicas: data shards that the global batch is cut into; one per core under TPUStrategy.
-        gradient_accumulation_steps: microbatches that each shard is cut into.
-        group: number that the examples of a microbatch should be a multiple of, for the advice in
-            the error; see `norm_batch` of the models.
-        examples: examples of one microbatch.
+        replicas: number of data shards of the global batch; one per core under TPUStrategy.
+        gradient_accumulation_steps: number of microbatches in each shard.
+        group: group size that should divide the examples of a microbatch, such as a model's
+            `norm_batch`; the error message suggests a global batch that fits it.
+        examples: number of examples in one microbatch.
 
     Raises:
-        UserError: the global batch cannot be cut into equal parts.
+        UserError: the global batch cannot be divided into equal microbatches.
     """
 
     global_batch_size: int

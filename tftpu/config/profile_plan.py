@@ -10,7 +10,7 @@ class ProfilePlan(NamedTuple):
     """The windows of steps to profile, and whether slow device loops are profiled as well.
 
     Attributes:
-        windows: pairs of the first step and the step that the window ends before.
+        windows: pairs of a window's first step and the step after its last.
         slow: whether steps after an unusually slow device loop are profiled.
     """
 
@@ -22,7 +22,7 @@ def profile_plan(text: str) -> ProfilePlan:
     """Parses a profile plan: "100:110" is one window, "100:110,slow" adds slow device loops.
 
     Raises:
-        UserError: the text is neither.
+        UserError: the text has another form.
     """
     windows, slow = [], False
     for item in filter(None, text.split(",")):

@@ -14,7 +14,7 @@ NAMES = {
 
 
 def explain_missing(module: str, name: str) -> AttributeError | ImportError:
-    """Returns the error of a module's `__getattr__`, which gives the new name of a class.
+    """Returns the error for a missing attribute of a module, with the new name of a class.
 
     Args:
         module: the name of the module, such as "tftpu".
@@ -31,13 +31,13 @@ def explain_missing(module: str, name: str) -> AttributeError | ImportError:
 
 
 def update_class(path: str) -> str:
-    """Returns the present path of a class of `tftpu.config`, and other paths unchanged."""
+    """Returns the current path of a class of `tftpu.config`, and other paths unchanged."""
     module, _, name = path.rpartition(".")
     return f"{module}.{NAMES.get(name, name)}" if module.startswith("tftpu.config.") else path
 
 
 def update_classes(plain: Any) -> Any:
-    """Returns plain data of a config with the present paths of its classes."""
+    """Returns plain data of a config with the current paths of its classes."""
     if isinstance(plain, list):
         return [update_classes(part) for part in plain]
     if not isinstance(plain, dict):

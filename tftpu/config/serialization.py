@@ -22,7 +22,7 @@ def to_json(experiment: Experiment) -> str:
     """Returns the experiment as JSON, from which `from_json` makes an equal one.
 
     Raises:
-        UserError: a field holds something that JSON cannot.
+        UserError: a field has a value that JSON cannot represent.
     """
     return json.dumps(to_plain(experiment), indent=2) + "\n"
 
@@ -32,10 +32,10 @@ def to_plain(value: Any, path: str = "config") -> Any:
 
     Args:
         value: an experiment, or a part of one.
-        path: the path of the value, for the error.
+        path: the path of the value in the config, for the error message.
 
     Raises:
-        UserError: a field holds something that JSON cannot.
+        UserError: a field has a value that JSON cannot represent.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [f.name for f in dataclasses.fields(value)]
@@ -62,16 +62,16 @@ def from_json(
 ) -> Experiment:
     """Returns the experiment that `to_json` wrote.
 
-    A file from elsewhere may name any module, and importing one runs it. So this imports none but
-    those that the run's own code imports itself: classes of tftpu and of others have to be loaded,
-    and be one that their field declares, or derive from it; Keras's objects have to be public.
+    A file from elsewhere may name any module, and importing a module runs its code. So only the
+    modules in `own` are imported; classes of other modules must be loaded already. A class must be
+    the one that its field declares, or derive from it, and Keras objects must be public.
 
     Args:
         text: the content of `config.json`.
-        own: modules of the run's own code, which must be on `sys.path`.
-        imported: loaded modules of others, whose Keras objects may be named.
-        written: names in the run's own code: functions of the imported modules may be a loss or
-            metric that are among them. Any other might be one that writes a file.
+        own: names of the modules of the run's own code, which must be on `sys.path`.
+        imported: names of loaded modules of other packages, whose Keras objects are allowed.
+        written: names that occur in the run's own code. A function of an imported module may be a
+            loss or metric only if its name is among them: any other might, say, write a file.
 
     Raises:
         UserError: the text is not JSON or not an experiment, or one of its classes is missing or
@@ -80,7 +80,7 @@ def from_json(
     try:
         experiment = _from_plain(json.loads(text), read_type(Experiment), own)
         if not isinstance(experiment, Experiment):
-            raise UserError("config.json holds no experiment.")
+            raise UserError("config.json does not describe an experiment.")
         for name in _COMPILED:  # callbacks are not checked, because they are only recorded
             _check_compiled(getattr(experiment, name), name)
         for path in find_unreadable(experiment, own, imported, written):
@@ -96,11 +96,11 @@ def from_json(
 
 
 def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
-    """Returns the value that `to_plain` converted.
+    """Restores a value from the plain data that `to_plain` returned.
 
     Args:
         value: plain data.
-        kind: declared type of the field that it is in; without one a list becomes a tuple.
+        kind: declared type of the value's field; a list becomes a tuple if it is undeclared.
         own: as for `from_json`.
     """
     if isinstance(value, dict) and "class" in value:
@@ -130,7 +130,7 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
 
 
 def _find_inner(kind: FieldType, containers: tuple[Any, ...], place: int) -> FieldType:
-    """Returns the declared type of the elements of a list or dict, at its place in the brackets."""
+    """Returns the declared type of a container's elements, the type at `place` in the brackets."""
     found = (option.parts[place] for option in kind.options if option.container in containers)
     return next(found, UNDECLARED)
 
@@ -139,13 +139,13 @@ def _resolve_class(path: str, kind: FieldType, own: Collection[str]) -> type:
     """Returns a dataclass by its name.
 
     Raises:
-        UserError: it is none that the field may hold.
+        UserError: there is no such dataclass, or the field does not allow it.
     """
     found = _look_up(update_class(path), own)
     declared = tuple(part.declared for part in kind.walk() if part.is_dataclass)
     allowed = declared or (OptimizerConfig, KerasObject, Function)
-    # Checks the type of the type, because an object that loads itself lazily does so when another
-    # of its attributes is read.
+    # Checks `type(found)`, because reading an attribute of an object that is loaded lazily would
+    # load it.
     if not (issubclass(type(found), type) and dataclasses.is_dataclass(found)):
         raise _explain_not_own(path)
     cls: Any = found
@@ -163,10 +163,10 @@ def find_unreadable(
     imported: Collection[str],
     written: Collection[str],
 ) -> Iterator[str]:
-    """Yields the classes and functions of an experiment that `from_json` refuses to look up.
+    """Yields the names of an experiment's classes and functions that `from_json` does not allow.
 
     Args:
-        experiment: the experiment with descriptions of its Keras objects.
+        experiment: the experiment, with each Keras object described by a `KerasObject`.
         own, imported, written: as for `from_json`.
     """
     for field in _COMPILED:
@@ -189,7 +189,7 @@ def find_unreadable(
 def find_unreadable_classes(
     value: Any, own: Collection[str], imported: Collection[str]
 ) -> Iterator[type]:
-    """Yields the classes of configs that no module holds when `from_json` reads them.
+    """Yields the classes of configs whose modules are not loaded when `from_json` reads them.
 
     Args:
         value: a part of an experiment, or several in a tuple.
@@ -228,7 +228,7 @@ def _check_compiled(value: Any, name: str) -> None:
 
 
 def _iterate_leaves(value: Any) -> Iterator[Any]:
-    """Yields the parts of lists and dicts but None; a raw description of an object is one part."""
+    """Yields the values in nested lists and dicts, except None; keeps descriptions whole."""
     if isinstance(value, list | tuple) or (isinstance(value, dict) and "class_name" not in value):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _iterate_leaves(part)
@@ -239,7 +239,7 @@ def _iterate_leaves(value: Any) -> Iterator[Any]:
 def _look_up(path: str, own: Collection[str]) -> Any:
     """Returns an attribute of a loaded module, or None; imports only modules in `own`.
 
-    An attribute that is looked up in the usual way might import modules.
+    It reads the module's dictionary, because `getattr` might import other modules.
     """
     module, _, name = path.rpartition(".")
     if module in own:
@@ -253,13 +253,13 @@ def _is_of_package(found: Any, module: str) -> bool:
 
 
 def _has_from_config(found: Any) -> bool:
-    """Returns whether something is a class with `from_config`, which Keras calls."""
+    """Returns whether an object is a class with `from_config`, the method that Keras calls."""
     kinds = found.__mro__ if issubclass(type(found), type) else ()
     return any("from_config" in vars(kind) for kind in kinds)
 
 
 def _is_keras(found: Any) -> bool:
-    """Returns whether something is a Keras class but no layer; some layers load programs."""
+    """Returns whether an object is a Keras class, but not a layer: some layers run stored code."""
     kinds = found.__mro__ if issubclass(type(found), type) else ()
     modules = [kind.__module__ for kind in kinds]
     is_layer = any(module.startswith("keras.src.layers.") for module in modules)
@@ -273,9 +273,9 @@ def _explain_not_own(path: str) -> UserError:
             f"config.json names {path}, which is not a config of this version of tftpu."
         )
     return UserError(
-        f"config.json names {path}, but {package!r} is not part of the run's own code. It may "
-        "name tftpu's configs, public objects of Keras, and what the run's config file "
+        f"config.json names {path}, but {package!r} is not part of the run's own code. The file "
+        "may name tftpu's configs, public objects of Keras, and what the run's config file "
         "(--config=FILE.py) defines or imports from its folder. From other packages that the "
-        "file imports, it may name losses, metrics, optimizers, and functions that the file's "
-        "code names."
+        "config file imports, it may name losses, metrics, optimizers, and functions that occur "
+        "in the config file's code."
     )

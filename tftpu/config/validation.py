@@ -28,7 +28,7 @@ def fraction(field: str, value: float) -> None:
 
 
 def one_of(field: str, value: str, allowed: Collection[str]) -> None:
-    """Raises `UserError` unless the value is one of the allowed ones."""
+    """Raises `UserError` unless the value is one of `allowed`."""
     if value not in allowed:
         raise UserError(f"{field} is {value!r}, which is not known.{did_you_mean(value, allowed)}")
 
@@ -54,7 +54,7 @@ def check_types(group: str, value: Any) -> None:
 
 
 def _is_instance(value: Any, kind: FieldType) -> bool:
-    """Returns whether a value has a declared type. An int is also a float, a bool is neither."""
+    """Returns whether a value has a declared type. An int is also a float; a bool is neither."""
     if kind.declared is Any:
         return True
     if kind.container is Union:

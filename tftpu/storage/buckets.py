@@ -1,11 +1,11 @@
-"""Objects in buckets of Cloud Storage, by Google's client: single ones, and sets of files.
+"""Reads and writes files in Cloud Storage buckets with Google's client, alone or in sets.
 
 Requests are retried by the policy of `retry`: on 429, 5xx, broken connections and bodies that do
-not match their checksum. An upload above 8 MiB continues after the last part that arrived. An
-interrupted upload of a set sends the missing files only.
+not match their checksum. An upload above 8 MiB continues after the last part that arrived. When an
+interrupted upload of a set is repeated, it sends only the missing files.
 
-`files` has what is the same for a path on a disk. TensorFlow reaches buckets by its own client
-for what it reads and writes itself: data sets, events, profiles.
+`files` has the operations that also work on local paths. TensorFlow uses its own client for the
+files that it reads and writes itself: data sets, events, profiles.
 """
 
 import base64
@@ -40,9 +40,9 @@ class Stored(NamedTuple):
     """A file in a bucket, or on a disk.
 
     Attributes:
-        bytes: its size.
-        crc32c: its checksum, 8 hexadecimal digits.
-        generation: its version in the bucket; 0: none.
+        bytes: its size in bytes.
+        crc32c: its CRC32C checksum, as 8 hexadecimal digits.
+        generation: its version number in the bucket; 0 for a local or missing file.
     """
 
     bytes: int
@@ -72,7 +72,7 @@ def split(uri: str) -> tuple[str, str]:
     """Splits a `gs://` address into the bucket and the name in it.
 
     Raises:
-        UserError: it is not such an address.
+        UserError: the address has another form.
     """
     match = re.fullmatch(r"gs://([^/]+)/?(.*)", uri)
     if not match:
@@ -125,7 +125,7 @@ def list_names(folder: str) -> tuple[list[str], list[str]]:
 
 
 def exists(uri: str) -> bool:
-    """Returns whether there is an object of this name, or any below it."""
+    """Returns whether an object of this name exists, or a folder of this name with objects."""
     bucket, prefix = _split_folder(uri)
 
     def look() -> bool:
@@ -142,7 +142,7 @@ def exists(uri: str) -> bool:
 
 
 def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
-    """Uploads a set of files, several at a time; skips files that exist already.
+    """Uploads a set of files, several at a time; skips files that are there with the same content.
 
     Args:
         paths: local files, by the names they get in the folder.
@@ -186,8 +186,8 @@ def download(
     Files in the target that match already are skipped.
 
     Args:
-        expected: the size and CRC32C of each file by its manifest, by name in the folder; None:
-            those that the bucket reports.
+        expected: the size and CRC32C that each file should have, by its name in the folder; None
+            expects those that the bucket reports.
         folder: `gs://BUCKET/FOLDER`.
         target: a local folder.
 
@@ -243,7 +243,7 @@ def look_up(uri: str) -> Stored:
     """Returns the size, the checksum and the generation of a file in a bucket.
 
     Raises:
-        MissingError: there is none.
+        MissingError: the file does not exist.
         BucketError: the service refuses or stays out of reach.
     """
     blob = _build_blob(uri)
@@ -255,7 +255,7 @@ def read(uri: str) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        MissingError: there is none.
+        MissingError: the file does not exist.
         BucketError: the service refuses or stays out of reach.
     """
     blob, terms = _build_blob(uri), {"checksum": "crc32c", "retry": retry.for_google_client(uri)}
@@ -264,7 +264,7 @@ def read(uri: str) -> bytes:
 
 
 def read_range(uri: str, first: int, count: int | None = None) -> bytes:
-    """Returns bytes of a file from a position; None: up to its end. Raises as `read` does."""
+    """Returns `count` bytes of a file (None: all) from an offset on. Raises as `read` does."""
     from google.api_core import exceptions
 
     if count == 0:
@@ -282,7 +282,7 @@ def read_range(uri: str, first: int, count: int | None = None) -> bytes:
 
 
 def open_file(uri: str) -> BinaryIO:
-    """Opens a file for reading, in large pieces. Raises as `read` does, also while it is read."""
+    """Opens a file for buffered reading. Opening and reading it raise the errors of `read`."""
     return io.BufferedReader(_ObjectReader(uri), _PIECE)
 
 
@@ -309,7 +309,7 @@ def read_version(uri: str) -> tuple[bytes, int]:
 
 
 def read_newest(uri: str) -> tuple[bytes, int]:
-    """Returns the same as `read_version`, even while another process writes the file."""
+    """Returns the result of `read_version`; reads again if another process writes meanwhile."""
     while True:
         with contextlib.suppress(ChangedError):
             return read_version(uri)
@@ -320,8 +320,8 @@ def write(uri: str, parts: Iterable[bytes]) -> None:
 
     Args:
         uri: `gs://BUCKET/NAME`.
-        parts: the parts of its content. More than a chunk of it waits on the local disk for its
-            upload, which may have to send it again.
+        parts: the content, in pieces. Content of more than `_CHUNK` bytes is buffered on the local
+            disk, because the upload may have to send it again.
 
     Raises:
         BucketError: the service refuses or stays out of reach.
@@ -343,7 +343,7 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
     Args:
         uri: `gs://BUCKET/NAME`.
         data: its content, which appears completely or not at all.
-        generation: the one that `read_version` returned; 0: there must be no such file yet.
+        generation: the generation that `read_version` returned; 0 if the file must not exist yet.
 
     Returns:
         The new generation.
@@ -362,15 +362,15 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
 
 
 def append(uri: str, data: bytes, before: Stored) -> Stored:
-    """Appends to an object, unless another process wrote it: uploads a part, and joins the two.
+    """Appends to an object, unless another process wrote it: uploads a part and joins the two.
 
     Args:
         uri: `gs://BUCKET/NAME`.
-        data: appears completely or not at all.
-        before: the object, as far as this process knows it; its generation is 0 if there is none.
+        data: the bytes to append, which appear completely or not at all.
+        before: the object as this process last saw it; its generation is 0 if it does not exist.
 
     Returns:
-        The object as it is now.
+        The size, the checksum and the generation of the object after that.
 
     Raises:
         ChangedError: another process wrote it meanwhile.
@@ -401,7 +401,7 @@ def append(uri: str, data: bytes, before: Stored) -> Stored:
 
 
 def rename(uri: str, target: str) -> None:
-    """Renames a file; an earlier one of the new name is replaced."""
+    """Renames a file; replaces an existing file of the new name."""
     blob, terms = _build_blob(uri), {"retry": retry.for_google_client(uri)}
     bucket, name = split(target)
     new = _create_client().bucket(bucket)
@@ -422,7 +422,7 @@ def remove_tree(folder: str) -> None:
 
 
 def discard(uri: str, generation: int) -> None:
-    """Removes an object if it still has this generation; a failure does no harm."""
+    """Removes an object if it still has this generation; ignores failures."""
     blob, terms = _build_blob(uri), {"if_generation_match": generation, "timeout": 10.0}
     with contextlib.suppress(UserError, OSError):
         _request("removing", uri, lambda: blob.delete(**terms, retry=None))
@@ -441,7 +441,7 @@ def find_location(bucket: str) -> str:
 
 
 class _ObjectReader(io.RawIOBase):
-    """An object in the form of a raw file for Python's buffered reader."""
+    """A raw file that reads an object, for Python's buffered reader."""
 
     def __init__(self, uri: str):
         self._uri = uri
@@ -483,7 +483,7 @@ def _create_client() -> Any:
 
 
 def _split_folder(folder: str) -> tuple[str, str]:
-    """Splits the address of a folder into the bucket, and the beginning of all names in it."""
+    """Splits the address of a folder into the bucket and the prefix of all names in the folder."""
     bucket, name = split(folder)
     return bucket, f"{name}/" if name else ""
 
@@ -505,7 +505,7 @@ def _encode_crc(crc32c: str) -> str:
 def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
     """Writes an object, and accepts a failed precondition if the bucket holds the same content.
 
-    This happens if the answer to an earlier request was lost, or if another process won.
+    This happens if the answer to an earlier request was lost, or if another process wrote it first.
     """
     from google.api_core import exceptions
 
@@ -526,10 +526,10 @@ def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], No
 
 
 def _download(uri: str, fetch: Callable[[], _T]) -> _T:
-    """Downloads a file; repeats this in two cases that Google's client does not repeat.
+    """Downloads a file; retries after two failures that Google's client does not retry.
 
-    The content does not match its checksum; the connection breaks while the text of a refusal,
-    which says what is wrong, arrives.
+    These are content that does not match its checksum, and a connection that breaks in the middle
+    of an error response.
     """
     import requests
     from google.cloud.storage.exceptions import DataCorruption
@@ -550,11 +550,11 @@ def _call_in_parallel(function: Callable[[str], _T], names: Iterable[str]) -> di
 
 
 def _request(doing: str, uri: str, function: Callable[[], _T]) -> _T:
-    """Makes the requests of one operation. Tests replace it to make the nth one fail.
+    """Makes the requests of one operation. Tests replace it to make the nth operation fail.
 
     Raises:
-        UserError: the operation failed, with advice. The message quotes nothing of the request: the
-            address of a resumable upload is itself a key.
+        UserError: the operation failed; the message gives advice. It quotes nothing of the request,
+            because the URL of a resumable upload is itself a credential.
     """
     import requests
     from google.api_core import exceptions

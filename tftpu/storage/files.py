@@ -1,7 +1,7 @@
 """Files and folders, local or `gs://`: written completely or not at all.
 
-Every operation on a disk passes through `_operate` and raises only `OSError`; those on a bucket are
-requests of `buckets`, and raise its `BucketError`, which is an `OSError` as well.
+Operations on a disk raise `OSError`; most pass through `_operate`, which tests replace. Operations
+on a bucket are requests of `buckets`, and raise its `BucketError`, which is an `OSError` as well.
 """
 
 import contextlib
@@ -23,20 +23,19 @@ _T = TypeVar("_T")
 StrPath = str | os.PathLike[str]
 
 _ROOM = 200  # bytes reserved for paths inside a folder, such as "trials/0000/run/checkpoints/…"
-_SHORT = 40  # bytes of a single name in such a path
+_SHORT = 40  # bytes of each name in the path that `check_folder` tries
 _LONGEST_OBJECT = 1024  # most bytes of an object's name in a bucket
 
 
 def is_remote(path: StrPath) -> bool:
-    """Returns whether a path is an address, such as `gs://`; use rejects other schemes."""
+    """Returns whether a path has a scheme, such as `gs://`; any other scheme fails when used."""
     return "://" in str(path)
 
 
 def is_inside(name: str) -> bool:
-    """Returns whether a name, relative to a folder, belongs to a file inside the folder.
+    """Returns whether a name, relative to a folder, stays inside the folder.
 
-    A name that leaves the folder (`../x`, `/x`, `gs://b/x`) is not. Names that come from a file may
-    be a stranger's.
+    The names `../x`, `/x` and `gs://b/x` do not. Names that are read from a file cannot be trusted.
     """
     parts = name.split("/")
     return (
@@ -52,9 +51,9 @@ def is_inside(name: str) -> bool:
 
 
 def check_folder(name: str, path: str) -> None:
-    """Raises `UserError` unless a path can be that of a folder, local or in a bucket.
+    """Raises `UserError` unless a path can name a folder, local or in a bucket.
 
-    Other addresses have nothing that a run could lock, so that two runs would write to them at
+    Other addresses are rejected, because a run cannot lock them: two runs could write there at
     once.
 
     Args:
@@ -110,7 +109,7 @@ def make_folder(folder: StrPath) -> None:
 
 
 def write_whole(path: StrPath, data: bytes | Iterable[bytes]) -> None:
-    """Writes a file atomically: readers and crashes see the old content or the new one.
+    """Writes a file atomically: readers, also after a crash, see the old content or the new one.
 
     Args:
         path: local or remote; folders are created.
@@ -143,7 +142,7 @@ def append(path: StrPath, pending: bytearray) -> None:
     """Appends bytes to a local file, and removes from `pending` what was written.
 
     Raises:
-        OSError: not all of them could be written; the rest belongs exactly behind.
+        OSError: not all bytes were written; the rest stays in `pending` and must be appended next.
     """
     with _operate("open", path, open, path, "ab", buffering=0) as file:
         while pending:
@@ -158,7 +157,7 @@ def sync(path: StrPath) -> None:
 
 
 def rename(path: StrPath, target: StrPath) -> None:
-    """Renames a file; an earlier one of the new name is replaced."""
+    """Renames a file; replaces an existing file of the new name."""
     if is_remote(path):
         buckets.rename(str(path), str(target))
     else:
@@ -169,7 +168,7 @@ def read(path: StrPath) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         OSError: it is a folder or a pipe, or it cannot be read.
     """
     if is_remote(path):
@@ -178,17 +177,17 @@ def read(path: StrPath) -> bytes:
 
 
 def open_file(path: StrPath) -> BinaryIO:
-    """Opens a file for reading. Opening or reading a pipe could wait forever.
+    """Opens a regular file for reading; rejects pipes, which could block forever.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         OSError: it is a folder, a pipe or a device, or it cannot be opened.
     """
     if is_remote(path):
         return buckets.open_file(str(path))
 
     def open_regular(name: str, flags: int) -> int:
-        # O_NONBLOCK has no effect on a regular file, but a pipe does not block
+        # O_NONBLOCK has no effect on a regular file, but keeps a pipe from blocking
         descriptor = os.open(name, flags | os.O_NONBLOCK)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
@@ -199,10 +198,10 @@ def open_file(path: StrPath) -> BinaryIO:
 
 
 def read_range(path: StrPath, first: int, count: int) -> bytes:
-    """Returns bytes of a file from a position, fewer than requested at the end of the file.
+    """Returns `count` bytes of a file from offset `first`, or fewer at the end of the file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         OSError: it cannot be read.
     """
     if is_remote(path):
@@ -211,7 +210,7 @@ def read_range(path: StrPath, first: int, count: int) -> bytes:
 
 
 def exists(path: StrPath) -> bool:
-    """Returns whether there is a file or a folder."""
+    """Returns whether a path exists, as a file or as a folder."""
     if is_remote(path):
         return buckets.exists(str(path))
     return _operate("exists", path, os.path.exists, path)
@@ -221,8 +220,8 @@ def suggest_path(path: StrPath, ending: str = "") -> str:
     """Returns a similar path that does not exist yet, such as `digits_2.onnx` for `digits.onnx`.
 
     Args:
-        path: a path that is taken, local or in a bucket.
-        ending: the end of its name, which is kept, such as ".onnx".
+        path: a path that exists, local or in a bucket.
+        ending: the end of its name, such as ".onnx", which the new name keeps.
     """
     stem = str(path).rstrip("/").removesuffix(ending)
     names = (f"{stem}_{number}{ending}" for number in itertools.count(2))
@@ -230,11 +229,11 @@ def suggest_path(path: StrPath, ending: str = "") -> str:
 
 
 def suggest_existing(path: StrPath, folders: bool = False) -> str:
-    """Returns a question with the file whose name is nearest to one that does not exist; or "".
+    """Returns a question, " Did you mean …?", with the file of the most similar name; or "".
 
     Args:
-        path: a path that does not exist. In a bucket, nothing is asked for.
-        folders: whether a folder may have been meant as well.
+        path: a path that does not exist. For a path in a bucket, the result is always "".
+        folders: whether to suggest folders as well.
     """
     folder, name = os.path.split(str(path))
     if is_remote(path) or not os.path.isdir(folder or "."):
@@ -246,7 +245,7 @@ def suggest_existing(path: StrPath, folders: bool = False) -> str:
 
 
 def find_size(path: StrPath) -> int | None:
-    """Returns the bytes of a file, or None if there is none."""
+    """Returns the size of a file in bytes, or None if the file does not exist."""
     if is_remote(path):
         with contextlib.suppress(FileNotFoundError):
             return buckets.look_up(str(path)).bytes
@@ -286,7 +285,7 @@ def remove(path: StrPath) -> None:
 
 
 def remove_folder_of(folder: StrPath, name: str) -> None:
-    """Removes a local folder if it is empty, or holds only a file of this name."""
+    """Removes a local folder if it is empty, or contains only the file `name`."""
     with contextlib.suppress(OSError):
         if {*os.listdir(folder)} <= {name}:
             os.unlink(Path(folder) / name)
@@ -305,7 +304,7 @@ def remove_tree(folder: StrPath) -> None:
 def _operate(
     operation: str, path: StrPath, function: Callable[..., _T], *args: Any, **keywords: Any
 ) -> _T:
-    """Performs one operation on storage. Tests replace it to make the nth one fail."""
+    """Performs one operation on a disk. Tests replace it to make the nth operation fail."""
     return function(*args, **keywords)
 
 

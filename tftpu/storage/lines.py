@@ -24,12 +24,12 @@ SECONDS = 1.0  # seconds between two changes of an object; a service allows one 
 
 
 class Lines:
-    """The end of a file of lines. It is used by one thread at a time.
+    """A file of lines, open for appending. Only one thread may use it at a time.
 
     Args:
         path: local or remote.
-        resumed_at: drops the lines of a JSON-lines file after this step, which the run repeats, and
-            an incomplete last line; None: keeps everything.
+        resumed_at: the step from which the run resumes: lines of later steps, which the run writes
+            again, and an incomplete last line are dropped. None keeps everything.
 
     Raises:
         OSError: the file cannot be read or changed.
@@ -53,7 +53,7 @@ class Lines:
             self._pending += data
 
     def flush(self, durable: bool = False) -> None:
-        """Writes the lines that are not written yet; a failure is reported, and they are kept.
+        """Writes the pending lines; on a failure, logs a warning and keeps them.
 
         Args:
             durable: whether the lines are to survive a crash of the machine, too.
@@ -80,13 +80,13 @@ class Lines:
         self._failed, self._lost = False, 0
 
     def roll_back(self, step: int) -> None:
-        """Drops the lines of a JSON-lines file after a step."""
+        """Drops the lines of a JSON-lines file whose steps are after `step`."""
         self.flush()
         self._pending[:] = keep_up_to(self._path, bytes(self._pending), step)
         self._place.change(lambda data: keep_up_to(self._path, data, step))
 
     def close(self) -> None:
-        """Writes the remaining lines; counts the lines that are lost because of a failure."""
+        """Writes the remaining lines; warns with the number of lines that cannot be written."""
         self.flush(durable=True)
         lost = self._pending.count(b"\n") + self._lost
         if lost:
@@ -94,7 +94,7 @@ class Lines:
 
 
 def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
-    """Yields step, split and numbers of each line of a `metrics.jsonl`, without damaged ones."""
+    """Yields the step, split and metrics of each line of a `metrics.jsonl`; skips damaged lines."""
     if not side_files.is_there(path):
         return
     try:
@@ -116,9 +116,9 @@ def read(path: str) -> Iterator[tuple[int, str, dict[str, float]]]:
 
 
 def keep_up_to(path: str, data: bytes, step: int) -> bytes:
-    """Returns the lines of JSON up to a step, without an incomplete last one.
+    """Returns the JSON lines up to and including a step, without an incomplete last line.
 
-    Lines that are not of a run are dropped as well; the file as it was is then set aside.
+    Damaged lines are dropped as well, after the content is copied to another file.
     """
     kept, damaged = [], 0
     *whole, last = data.split(b"\n")
@@ -146,7 +146,7 @@ def _is_line_start(data: bytes) -> bool:
 
 
 class _Place(Protocol):
-    """The place of a file of lines."""
+    """The storage of a file of lines, a disk or a bucket."""
 
     def append(self, pending: bytearray) -> None:
         """Writes bytes at the end, and removes from `pending` what it wrote."""
@@ -189,12 +189,12 @@ class _Disk:
 
 
 class _Bucket:
-    """An object of Cloud Storage, replaced only if nobody else has replaced it."""
+    """An object of Cloud Storage, replaced only if no other process has replaced it."""
 
     def __init__(self, uri: str):
         self._uri = uri
         self._changed_at = -SECONDS
-        # Bytes that were sent without an answer; the next write sends them again first.
+        # Bytes that were sent, but not confirmed; the next write sends them again first.
         self._unsure = b""
         data, generation = buckets.read_version(uri)
         self._known = buckets.Stored(len(data), f"{google_crc32c.value(data):08x}", generation)
@@ -215,7 +215,7 @@ class _Bucket:
         self._known = buckets.Stored(len(edited), f"{google_crc32c.value(edited):08x}", generation)
 
     def sync(self) -> None:
-        pass  # an object is already durable when it was written
+        pass  # an object is durable as soon as it is written
 
 
 def _choose_place(path: str) -> _Place:

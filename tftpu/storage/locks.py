@@ -34,7 +34,7 @@ class WorkdirLock(Protocol):
     """A lock that this process holds."""
 
     def check(self) -> None:
-        """Raises LockLostError if the lock is lost, and OSError if that is unknown now."""
+        """Raises LockLostError if the lock is lost, or OSError if that cannot be determined."""
 
     def renew(self) -> None:
         """Shows that the owner is alive; raises the errors of `check`."""
@@ -50,12 +50,12 @@ _held: dict[str, WorkdirLock] = {}  # the locks of this process, by the absolute
 def locked(workdir: files.StrPath) -> Iterator[None]:
     """Creates a workdir and locks it for one run until the end of the block.
 
-    Blocks of one process may be nested. A folder on disk that the block made and left empty, as a
-    run does that is refused, is removed.
+    Blocks of one process may be nested. If the block creates a folder on disk and leaves it empty,
+    for example because the run was rejected, the folder is removed.
 
     Raises:
         LockedError: another process holds the lock.
-        UserError: the workdir cannot be written, or is in a place that nothing can lock.
+        UserError: the workdir cannot be written, or is in a place that cannot be locked.
     """
     place = _place(workdir)
     if place in _held:
@@ -83,11 +83,11 @@ def locked(workdir: files.StrPath) -> Iterator[None]:
 
 
 def check_lock(workdir: files.StrPath) -> None:
-    """Checks that this process still holds a workdir, if it locked it.
+    """Checks that this process still holds the lock of a workdir, if it ever acquired it.
 
     Raises:
         LockLostError: the workdir was deleted or replaced, or another process took it over.
-        OSError: the lock could not be renewed for so long that another process may have it.
+        OSError: the lock could not be renewed for so long that another process may hold it.
     """
     lock = _held.get(_place(workdir))
     if lock is not None:
@@ -100,7 +100,7 @@ def find_lock(workdir: files.StrPath) -> object:
 
 
 def is_locked(workdir: files.StrPath) -> bool | None:
-    """Returns whether a process holds the kernel's lock of a workdir; None if there is none."""
+    """Returns whether a process holds the kernel's lock of a workdir; None if it is unknown."""
     if files.is_remote(workdir):
         return None
     try:
@@ -117,7 +117,7 @@ def is_locked(workdir: files.StrPath) -> bool | None:
 
 
 def find_holder(workdir: files.StrPath) -> Owner | None:
-    """Returns the process that holds the kernel's lock of a workdir; None if none does."""
+    """Returns the process that holds the kernel's lock of a workdir; None if none is known."""
     if not is_locked(workdir):
         return None
     return Owner.parse(_read_content(Path(workdir) / _LOCK) or b"")
@@ -144,7 +144,7 @@ def _renew_until(workdir: files.StrPath, lock: WorkdirLock, over: threading.Even
 
 
 def _acquire_lock(workdir: files.StrPath) -> WorkdirLock:
-    """Returns the lock of a workdir, which this process now holds."""
+    """Acquires and returns the lock of a workdir."""
     if files.is_remote(workdir):
         return Lease(str(workdir))
     try:
@@ -157,7 +157,7 @@ def _acquire_lock(workdir: files.StrPath) -> WorkdirLock:
 
 
 def _lock_folder(workdir: Path) -> WorkdirLock:
-    """Returns the lock of a folder on a disk: the kernel's, or a lock with heartbeats."""
+    """Acquires the lock of a folder on a disk: the kernel's, or a lock with heartbeats."""
     descriptor = os.open(workdir / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,10 +196,10 @@ def _lock_folder(workdir: Path) -> WorkdirLock:
 
 
 class _KernelLock:
-    """A lock of the kernel, which it releases when the process ends for any reason.
+    """A file lock of the kernel, which releases it when the process ends for any reason.
 
     Args:
-        workdir: its folder.
+        workdir: the locked folder.
         descriptor: the descriptor of the locked file.
     """
 
@@ -207,7 +207,7 @@ class _KernelLock:
         self._workdir = workdir
         self._descriptor = descriptor
         self._owner = Owner.from_this_process(exclusive=True)
-        try:  # a machine without file locks sees only this text
+        try:  # a machine that cannot see the kernel's lock reads this file instead
             _write_owner(descriptor, self._owner)
         except BaseException:
             os.close(descriptor)
@@ -271,7 +271,7 @@ class _Beats:
             os.close(self._descriptor)
 
     def _create_file(self, path: Path) -> int | None:
-        """Creates a file of this owner, complete at once, and opens it; None if there is one."""
+        """Creates a file that names this owner, atomically, and opens it; None if it exists."""
         own = self._path.with_name(f"{_BEATS}.{self._owner.key}")
         descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -310,7 +310,7 @@ class _Beats:
             _remove_file(turn)
 
     def _find_dead(self, path: Path) -> bytes | None:
-        """Returns the file of a dead owner, or None; raises LockedError if the owner is alive."""
+        """Returns a dead owner's lock, or None if it is gone; raises LockedError if it is alive."""
         seen: list[bytes | None] = []
 
         def look() -> bytes | None:
@@ -323,7 +323,7 @@ class _Beats:
 
 
 def _read_content(path: Path) -> bytes | None:
-    """Returns the content of a file; None if there is none."""
+    """Returns the content of a file; None if the file does not exist."""
     try:
         return files.read(path)
     except FileNotFoundError:
@@ -331,7 +331,7 @@ def _read_content(path: Path) -> bytes | None:
 
 
 def _remove_file(path: Path) -> None:
-    """Removes a file that has no effect if it stays."""
+    """Removes a file; ignores failures, because the file has no effect if it stays."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 

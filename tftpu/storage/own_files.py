@@ -1,8 +1,8 @@
-"""Small files that a run replaces, such as `goodput.json`, but never those of another run.
+"""Small files that a run replaces, such as `goodput.json`, unless another run has written them.
 
 On a disk, the lock of the workdir keeps other processes away. The lease of a bucket can be lost
-unnoticed, for example while a machine is suspended: an object is therefore replaced only as the
-generation that this process saw while it held the lease.
+unnoticed, for example while a machine is suspended: an object is therefore replaced only if it
+still has the generation that this process saw while it held the lease.
 """
 
 from typing import Any
@@ -11,17 +11,17 @@ from tftpu.storage import buckets, files, locks, retry, side_files
 
 
 class _StaysError(OSError):
-    """An object was not removed."""
+    """An object still exists after it was removed."""
 
 
 class OwnFile:
-    """A small file of a workdir that the run which claimed the workdir replaces.
+    """A small file of a workdir, which only the run that holds the workdir's lock replaces.
 
-    It is used by one thread at a time.
+    Only one thread may use it at a time.
 
     Args:
         workdir: local or `gs://`.
-        names: the names of the folders below it, and of the file.
+        names: the names of the folders below the workdir, and of the file.
 
     Attributes:
         path: the path of the file.
@@ -32,11 +32,11 @@ class OwnFile:
         self._workdir = workdir
         self._claim: object = None  # the lock under which the generation was seen
         self._generation: int | None = None  # None: not seen under this lock yet
-        # Bytes that were sent without an answer; the next write sends them again first.
+        # Bytes that were sent, but not confirmed; the next write sends them again first.
         self._unsure = b""
 
     def see(self) -> None:
-        """Records the generation of an object, once in every claim of its workdir.
+        """Records the generation of the file in a bucket, once for each lock of its workdir.
 
         Raises:
             LockLostError: this process lost the workdir.
@@ -52,7 +52,7 @@ class OwnFile:
             self._claim, self._generation, self._unsure = claim, generation, b""
 
     def take(self, **fields: type) -> dict[str, Any] | None:
-        """Reads the file by `side_files.take`, which sets a damaged file aside."""
+        """Reads the JSON file with `side_files.take`, which renames a damaged file."""
         record = side_files.take(self.path, **fields)
         if record is None and self._generation:
             self._generation = None
@@ -88,7 +88,7 @@ class OwnFile:
         self._generation, self._unsure = 0, b""
 
     def _remove_seen(self) -> bool:
-        """Removes the recorded object; returns whether there is another one."""
+        """Removes the recorded generation of the object; returns whether a newer one exists."""
         if self._generation:
             buckets.discard(self.path, self._generation)
         left = buckets.read_newest(self.path)[1]

@@ -1,6 +1,6 @@
-"""The owner of a lock: a process, and the count by which it shows that it is alive.
+"""The owner of a lock: a process, and its count of heartbeats, which shows that it is alive.
 
-Also the errors of processes that find another owner.
+Also the errors for a lock that another process holds.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ class Owner:
     """The content of a lock that a process holds.
 
     Attributes:
-        key: differs between any two owners.
-        process: the process's number.
-        host: the name of its machine.
-        space: the machine since its last start, and the space of its process numbers.
-        born: when the process was started, by the machine's own count.
-        since: when it took the lock, for people.
+        key: a unique id of the owner.
+        process: the process id.
+        host: the name of the process's machine.
+        space: an id of the machine's boot and of the process id namespace; "" if unknown.
+        born: the start time of the process, in the kernel's clock ticks since boot.
+        since: the local time at which it acquired the lock, for messages.
         exclusive: whether the kernel releases the lock when the process ends.
-        released: whether it gave the lock back.
-        beat: a count that it increases while it lives.
+        released: whether the process has released the lock.
+        beat: the number of heartbeats so far.
     """
 
     key: str
@@ -72,7 +72,7 @@ class Owner:
 
     @classmethod
     def parse(cls, content: bytes) -> "Owner | None":
-        """Returns the owner of a lock with this content; None if it does not tell."""
+        """Returns the owner that the content of a lock describes; None if it is not valid."""
         try:
             record = json.loads(content.decode())
             kinds = typing.get_type_hints(cls)
@@ -85,21 +85,21 @@ class Owner:
             return None
 
     def encode(self) -> bytes:
-        """Returns the content of its lock."""
+        """Returns this owner as the content of a lock: one line of JSON."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     def count_beat(self) -> "Owner":
-        """Returns the same owner at its next beat."""
+        """Returns a copy of the owner with one more heartbeat."""
         return dataclasses.replace(self, beat=self.beat + 1)
 
     @property
     def is_near(self) -> bool:
-        """True if it is or was a process of this machine, so that the kernel knows of it."""
+        """True if the owner is or was a process that this machine's kernel can look up."""
         return bool(self.space) and self.space == _identify_space()
 
     @property
     def is_dead(self) -> bool:
-        """True if it was a process of this machine that has ended."""
+        """True if the owner was a process of this machine that has ended."""
         return self.is_near and _read_start_time(self.process) != self.born
 
     def __str__(self) -> str:
@@ -112,8 +112,8 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
     Only the watcher's own clock counts: those of two machines may differ.
 
     Args:
-        look: returns the content of the lock, or None once it is gone.
-        say: reports why this takes time.
+        look: returns the content of the lock, or None once the lock is gone.
+        say: reports why the call takes time.
     """
     first = look()
     if first is None:
@@ -135,12 +135,12 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
 
 
 def warn_of(workdir: Any) -> Callable[[str], None]:
-    """Returns a function that warns that a workdir is in some state, for `is_alive`."""
+    """Returns the `say` argument of `is_alive`: a function that logs the state of a workdir."""
     return lambda text: _log.warning("%s is %s.", workdir, text)
 
 
 def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
-    """Returns the error of a workdir that another process holds."""
+    """Returns the error for a workdir that another process has locked."""
     return LockedError(
         f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
         "or choose another folder."
@@ -148,7 +148,7 @@ def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
 
 
 def build_lost_error(workdir: Any, what: str) -> LockLostError:
-    """Returns the error of a workdir that this process lost."""
+    """Returns the error for a workdir whose lock this process lost."""
     return LockLostError(
         f"The folder '{workdir}' {what} while this run was writing to it. The run ends here, so "
         "that it does not mix its files with those of another run."

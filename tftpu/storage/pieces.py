@@ -1,4 +1,4 @@
-"""Bytes in pieces of a few MiB: what is written, summed or sent is never whole in memory."""
+"""Splits content into pieces of 4 MiB, to write or send it without a second copy in memory."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,7 +6,7 @@ _SIZE = 4 << 20  # bytes
 
 
 def cut_pieces(blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yields the bytes of blocks, small ones joined and large ones cut."""
+    """Yields the bytes of blocks in pieces of 4 to 8 MiB; joins small blocks, splits large ones."""
     pending = bytearray()
     for block in blocks:
         for start in range(0, len(block), _SIZE):

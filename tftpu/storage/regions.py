@@ -1,7 +1,7 @@
-"""Regions: the parts of an array that one device holds, and their names in a checkpoint's files.
+"""Regions: the rectangular shards of an array, and their names in a checkpoint's files.
 
-The whole of a variable is the array "00007 path" of a file, a part of it
-"00007 path [0:128, 0:64] of [256, 64]".
+In a file, the array "00007 path" is a whole variable, and the array
+"00007 path [0:128, 0:64] of [256, 64]" is one of its shards.
 """
 
 import math
@@ -26,7 +26,7 @@ def from_slices(slices: Sequence[slice], shape: Sequence[int]) -> Region:
 
 
 def to_slices(region: Region, origin: Region | None = None) -> tuple[slice, ...]:
-    """Returns the slices that select a region, counted from the beginning of another one."""
+    """Returns the slices that select a region, relative to the start of the region `origin`."""
     starts = [first for first, _ in origin or ((0, 0),) * len(region)]
     return tuple(slice(first - s, last - s) for (first, last), s in zip(region, starts))
 
@@ -42,13 +42,13 @@ def count_elements(region: Region) -> int:
 
 
 def intersect(one: Region, other: Region) -> Region | None:
-    """Returns the region that two regions have in common, or None."""
+    """Returns the intersection of two regions, or None if it is empty."""
     found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return found if all(first < last for first, last in found) else None
 
 
 def fill(parts: Sequence[Region], shape: Sequence[int]) -> bool:
-    """Returns whether regions of an array hold each element of it once."""
+    """Returns whether regions of an array cover each of its elements exactly once."""
     if sum(map(count_elements, parts)) != math.prod(shape):
         return False
     if len(parts) == 1:
@@ -60,12 +60,12 @@ def fill(parts: Sequence[Region], shape: Sequence[int]) -> bool:
 
 
 class Named(NamedTuple):
-    """The content of the name of an array in a checkpoint's file.
+    """The parsed name of an array in a checkpoint's file.
 
     Attributes:
-        number: the number of the variable in its group.
+        number: the index of the variable in its group.
         path: the path of the variable.
-        region: the part of it that the array is.
+        region: the region of the variable that the array holds.
         shape: the shape of the variable.
     """
 
@@ -86,14 +86,14 @@ def format_name(part: Named) -> str:
 
 
 def parse_name(name: str, shape: tuple[int, ...]) -> Named:
-    """Returns what the name of an array says.
+    """Parses the name of an array in a checkpoint's file.
 
     Args:
         name: the name of the array.
         shape: the shape of the array.
 
     Raises:
-        ValueError: it is not a name of a checkpoint, or the array has another shape.
+        ValueError: the name is not one of a checkpoint, or does not fit the shape.
     """
     found = re.fullmatch(r"(\d+) (.*?)(?: \[([\d:, ]+)\] of \[([\d, ]+)\])?", name, re.DOTALL)
     if not found:
@@ -104,7 +104,7 @@ def parse_name(name: str, shape: tuple[int, ...]) -> Named:
         region = tuple((int(first), int(last)) for first, last in ranges)
         all_of = select_all([int(size) for size in found[4].split(", ")])
         if len(region) != len(all_of) or intersect(region, all_of) != region:
-            raise ValueError(f"{name!r} is outside the variable")
+            raise ValueError(f"{name!r} names a region outside the variable")
         if compute_shape(region) != shape:
-            raise ValueError(f"{name!r} has the shape {shape}")
+            raise ValueError(f"{name!r} has the shape {shape}, not that of its region")
     return Named(int(found[1]), found[2], region, compute_shape(all_of))

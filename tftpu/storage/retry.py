@@ -1,4 +1,4 @@
-"""The retry policy for requests to buckets, of Google's client and of TensorFlow's."""
+"""The retry policy for requests to buckets, by Google's client and by TensorFlow."""
 
 import logging
 import math
@@ -50,7 +50,7 @@ def call(
     Args:
         function: makes the request; safe to repeat.
         transient: the errors that may disappear when the call is repeated.
-        target: the object of the request, for the log.
+        target: the address that is requested, for the log.
         tries: maximum number of calls, for errors that waiting does not fix; None: any number.
 
     Raises:
@@ -72,13 +72,13 @@ def call(
 
 
 def for_google_client(target: str) -> "Retry":
-    """Returns the policy for Google's storage client, which repeats parts of an upload itself.
+    """Returns the policy for Google's storage client, which retries the chunks of an upload itself.
 
-    Writes are retried as well: each carries a generation, so that it takes effect once, or replaces
-    whatever there is.
+    Writes are retried as well, because repeating one is safe: it requires a generation and so takes
+    effect once, or it replaces any content.
 
     Args:
-        target: the object of the request, for the log.
+        target: the address that is requested, for the log.
     """
     from google.cloud.storage import retry
 

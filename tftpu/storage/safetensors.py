@@ -35,8 +35,8 @@ class TensorFile:
     """The content of a file of named arrays, as an iterable of pieces of bytes.
 
     Args:
-        arrays: contiguous, of a floating, integer or Boolean dtype.
-        metadata: texts by name, stored in the header.
+        arrays: contiguous arrays by name, of a floating, integer or Boolean dtype.
+        metadata: strings by name, stored in the header.
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None):
@@ -95,7 +95,7 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
 
 
 class Entry(NamedTuple):
-    """An array of a header: the bytes from `first` to `last`, counted from the header's end."""
+    """An array of a header: its bytes begin at `first` and end before `last`, after the header."""
 
     name: str
     dtype: np.dtype
@@ -105,10 +105,10 @@ class Entry(NamedTuple):
 
 
 def parse_header(header: bytes) -> list[Entry]:
-    """Returns the arrays of a header, which includes its length, in the order of their bytes.
+    """Returns the arrays of a header in the order of their bytes; `header` includes its length.
 
     Raises:
-        ValueError: it is not a header, or its arrays overlap or leave gaps.
+        ValueError: the header is not valid, or its arrays overlap or leave gaps.
     """
     size = len(header) - 8
     if size > _LONGEST_HEADER:
@@ -137,10 +137,10 @@ def _place(entry: Entry) -> tuple[int, int]:
 
 
 def _build_entry(name: str, value: object) -> Entry:
-    """Returns an entry of a header.
+    """Returns one array of a header.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: its description is not valid.
     """
     name.encode()  # raises for a lone surrogate, which could not be printed
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
@@ -150,9 +150,9 @@ def _build_entry(name: str, value: object) -> Entry:
         raise ValueError(f"{name!r} has the unknown dtype {dtype!r}")
     kind = np.dtype(_DTYPES[dtype])
     if not _has_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{name!r} has the shape {shape!r}")
+        raise ValueError(f"{name!r} has the shape {shape!r}, which is not valid")
     if not _has_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{name!r} has the data_offsets {offsets!r}")
+        raise ValueError(f"{name!r} has the data_offsets {offsets!r}, which are not valid")
     first, last = offsets
     if last - first != math.prod(shape) * kind.itemsize:
         raise ValueError(
@@ -162,7 +162,7 @@ def _build_entry(name: str, value: object) -> Entry:
 
 
 def _has_sizes(numbers: object) -> bool:
-    """Returns whether this is a list of whole numbers that can be sizes of an array."""
+    """Returns whether a JSON value is a list of whole numbers that can be sizes of an array."""
     return isinstance(numbers, list) and all(
         type(number) is int and 0 <= number < _LARGEST for number in numbers
     )

@@ -1,7 +1,7 @@
 """JSON files of a workdir that a run can do without, such as the mark of its best checkpoint.
 
-Whatever such a file contains, nothing fails: it is ignored with one warning. A run that would write
-a file of that name sets the damaged one aside, as `best.damaged`.
+A damaged file never makes a run fail: it is ignored with a warning. The run that writes the file
+first renames the damaged one, for example to `best.damaged`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ DAMAGED = ".damaged"  # suffix of files that were set aside because they are dam
 
 
 def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
-    """Reads a JSON object; returns None if there is no file, and with a warning if it is damaged.
+    """Reads a JSON object; returns None if the file is missing or, with a warning, damaged.
 
     Args:
         path: the path of the file, local or remote.
@@ -38,7 +38,7 @@ def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
 
 
 def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
-    """Reads as `read` does, for the run that writes the file; sets a damaged one aside."""
+    """Reads a file as `read` does, for the run that writes it; renames a damaged file."""
     try:
         return _read(path, fields)
     except OSError as error:  # a disk or bucket that fails does not mean damaged content
@@ -49,7 +49,7 @@ def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
 
 
 def take_text(path: files.StrPath) -> str | None:
-    """Returns the text of a small file; None if there is none, or it was damaged and set aside."""
+    """Returns the text of a small file; None if it is missing, or damaged and therefore renamed."""
     if not is_there(path):
         return None
     try:
@@ -84,7 +84,7 @@ def copy_aside(path: files.StrPath, data: bytes) -> str:
 
 
 def is_there(path: files.StrPath) -> bool:
-    """Returns whether there is anything of this name, also a link that leads nowhere."""
+    """Returns whether a path exists; a broken link counts as existing."""
     return files.exists(path) if files.is_remote(path) else os.path.lexists(path)
 
 
@@ -112,15 +112,15 @@ def read_content(path: files.StrPath) -> bytes:
 
 
 def seal(text: str) -> bytes:
-    """Returns the text of a JSON object, or of lines of them, with the text's CRC32C.
+    """Returns the text of a JSON object, or of lines of JSON objects, with the text's CRC32C.
 
-    It is a further field, the last one of the last object.
+    The checksum is added as the last field, "crc32c", of the last object.
     """
     return f'{text[:-1]}, "crc32c": "{google_crc32c.value(text.encode()):08x}"}}'.encode()
 
 
 def check_seal(data: bytes) -> bool:
-    """Returns whether a text was sealed; raises ValueError if it was changed since."""
+    """Returns whether a text has a checksum by `seal`; raises ValueError if it does not match."""
     found = _SEAL.search(data)
     if found and int(found[1], 16) != google_crc32c.value(data[: found.start()] + b"}"):
         raise ValueError("it does not match its checksum")
@@ -138,12 +138,12 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Returns whether a value of JSON is a text that can be printed on one line."""
+    """Returns whether a JSON value is a string that can be printed on one line."""
     return isinstance(value, str) and value.isprintable()
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value of JSON is a number that a float can hold, finite or not."""
+    """Returns whether a JSON value is a number that a float can represent, finite or not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not isinstance(value, int) or abs(value) < 1e300

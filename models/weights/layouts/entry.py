@@ -1,4 +1,4 @@
-"""The correspondence of one variable of the zoo and the arrays of another library."""
+"""The correspondence between a variable of the zoo and the arrays of another library."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -7,11 +7,11 @@ import numpy as np
 
 
 class Entry(NamedTuple):
-    """The place of a variable in a file.
+    """The arrays that hold a variable in a file of another library.
 
     Attributes:
         ours: the path of the variable.
-        theirs: the names of the arrays that it consists of, usually one.
+        theirs: the names of the arrays, usually one.
         read: maps these arrays to the value of the variable.
         write: maps the value to these arrays; None if the value does not determine them.
     """
@@ -51,9 +51,9 @@ def map_joined(ours: str, theirs: list[str], transpose: bool) -> Entry:
     """Returns an entry for matrices that the other library stores separately.
 
     Args:
-        ours: the path of the variable, which holds them side by side.
+        ours: the path of the variable, which holds them joined along the last axis.
         theirs: the names of the arrays.
-        transpose: whether each is (out, in) in the file.
+        transpose: whether each array is (out, in) in the file.
     """
 
     def turn(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The layouts of Hugging Face Transformers' checkpoints, as they are on disk.
 
 PyTorch stores a dense kernel as (out, in) and a convolution's as (out, in, height, width); Keras
-stores (in, out) and (height, width, in, out). Only GPT-2 is (in, out) there too.
+stores (in, out) and (height, width, in, out). Only GPT-2 stores (in, out) in PyTorch, too.
 """
 
 import re
@@ -21,10 +21,10 @@ def build_layout(config: ModelConfig) -> list[Entry] | None:
 
 
 def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Returns the names in a file by their names in `layout`.
+    """Returns the names of a file's arrays, by their names in `build_layout`.
 
-    Files without a head, and the first checkpoints, lack the prefix of the model; the first BERTs
-    have gamma and beta for weight and bias.
+    Files without a head, and early checkpoints, lack the prefix of the model; early BERTs call
+    weight and bias gamma and beta.
     """
     prefix = _PREFIXES[type(config)]
     bare = not any(name.startswith(prefix) for name in names)
@@ -37,7 +37,7 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Returns whether an array, by its name in `layout`, belongs to a head or to no layer."""
+    """Returns whether an array, named as in `build_layout`, is of a head or of pretraining."""
     prefix = _PREFIXES[type(config)]
     # Arrays that only pretraining uses.
     beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")
@@ -45,7 +45,7 @@ def is_head(config: ModelConfig, name: str) -> bool:
 
 
 def to_current_name(name: str) -> str:
-    """Returns the name in memory of an array that Transformers 5 writes under its older name."""
+    """Returns the name of an array in Transformers 5's model, whose files keep the older name."""
     if not name.startswith("vit.encoder."):
         return name
     name = name.replace("vit.encoder.layer.", "vit.layers.")
@@ -62,7 +62,7 @@ def to_current_name(name: str) -> str:
 
 
 def is_buffer(name: str) -> bool:
-    """Returns whether an array of a file is a constant or a count, which no model reads."""
+    """Returns whether an array of a file is a constant or a counter, which no model reads."""
     return bool(
         re.search(r"num_batches_tracked$|position_ids$|rotary_emb\.inv_freq$", name)
         or re.search(r"\.attn\.(bias|masked_bias)$", name)
@@ -70,7 +70,7 @@ def is_buffer(name: str) -> bool:
 
 
 def list_tied_arrays(config: ModelConfig) -> dict[str, str]:
-    """Returns the tied arrays of heads, with the names of the arrays that they repeat."""
+    """Returns the names of the arrays that a tied head repeats, by the names of its arrays."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
     if isinstance(config, sizes.Llama) and config.tied:
@@ -220,7 +220,7 @@ def _map_dense(ours: str, theirs: str) -> Layout:
 
 
 def _map_qkv(ours: str, theirs: str) -> Layout:
-    """Yields the entries of queries, keys and values: one matrix here, three there."""
+    """Yields the entries of queries, keys and values: one matrix in the zoo, three in files."""
     parts = [f"{theirs}.{name}" for name in ("query", "key", "value")]
     yield map_joined(f"{ours}/qkv/kernel", [f"{part}.weight" for part in parts], transpose=True)
     yield map_joined(f"{ours}/qkv/bias", [f"{part}.bias" for part in parts], transpose=False)
@@ -246,7 +246,7 @@ _LAYOUTS: dict[type[ModelConfig], Callable[..., Layout]] = {
     sizes.GPT: _map_gpt,
     sizes.Llama: _map_llama,
 }
-# Prefixes of heads. They have no other prefix in any file.
+# Prefixes of heads; files never put the prefix of the model before them.
 _HEADS = ("lm_head.", "classifier.", "cls.", "score.", "qa_outputs.")
 _PREFIXES: dict[type[ModelConfig], str] = {
     sizes.ResNet: "resnet.",

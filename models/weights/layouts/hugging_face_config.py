@@ -1,7 +1,7 @@
 """Compares the `config.json` that Hugging Face Transformers writes beside weights with a model.
 
-Names and shapes of arrays do not say how many heads share a width, how positions rotate, or what a
-window hides: two networks that differ in these have the same files.
+Names and shapes of arrays do not determine the number of heads, the rotation of positions or the
+attention window: networks that differ only in these have the same weight files.
 """
 
 import json
@@ -17,8 +17,8 @@ from tftpu.storage import files
 NAME = "config.json"
 _GELU = ("gelu", "gelu_python")
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# Epsilons below this count as equal, because float32 cannot tell them apart beside a variance of
-# one. Published ViTs and ConvNeXts state 1e-12, but were trained with 1e-6.
+# Epsilons below this count as equal, because float32 hardly distinguishes them when they are added
+# to a variance of one. Published ViTs and ConvNeXts state 1e-12, but were trained with 1e-6.
 _TINY_EPSILON = 1e-6
 
 
@@ -28,9 +28,9 @@ class Setting(NamedTuple):
     Attributes:
         key: its name in `config.json`.
         default: its value where the file lacks it.
-        ours: the values that mean what the model computes.
-        field: the field of the model that chooses it; "" if all models of the family compute the
-            same.
+        ours: the values that describe what the zoo's model computes.
+        field: the field of the zoo's config that sets it; "" if it is the same for all models of
+            the family.
     """
 
     key: str
@@ -40,10 +40,10 @@ class Setting(NamedTuple):
 
 
 def check(config: ModelConfig, name: str, path: str) -> None:
-    """Compares the config beside weights, if there is one, with a model.
+    """Compares the `config.json` beside weights, if there is one, with a model.
 
     Args:
-        config: the config of the model, whose family Transformers has.
+        config: the config of the model, of a family that Transformers has.
         name: the name of the model.
         path: the path of the weights: a file or a folder.
 
@@ -58,7 +58,7 @@ def check(config: ModelConfig, name: str, path: str) -> None:
         theirs = json.loads(files.read(place))
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{place!r} describes the network of the weights in its folder, but it is not JSON: "
+            f"{place!r} describes the network of the weights in its folder, but is not JSON: "
             f"{error}. Get it again from the source of the weights."
         ) from error
     kinds, settings = _FAMILIES[type(config)]
@@ -132,7 +132,7 @@ def _list_llama(c: sizes.Llama, theirs: dict[str, Any]) -> Iterator[Setting]:
 
 
 def _merge_rotary(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config with the settings of its rotary positions beside the others."""
+    """Returns a config with its nested settings of rotary positions at the top level."""
     rope = theirs.get("rope_parameters") or theirs.get("rope_scaling")
     if not isinstance(rope, dict):
         return theirs

@@ -1,4 +1,4 @@
-"""The layouts of keras.applications: the name of a layer and the index of an array in it."""
+"""The layouts of keras.applications, whose arrays have a layer's name and an index: "conv1/0"."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +13,7 @@ def build_layout(config: ModelConfig) -> list[Entry] | None:
     """Returns the file entry of each variable; None if keras.applications lacks the model.
 
     Raises:
-        UserError: a ResNet with strides in another convolution than theirs.
+        UserError: the model is a ResNet with strides in its 3x3 convolutions.
     """
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ResNet) and not config.bottleneck):
@@ -22,9 +22,9 @@ def build_layout(config: ModelConfig) -> list[Entry] | None:
 
 
 def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Returns the names in a file by their names in `layout`.
+    """Returns the names of a file's arrays, by their names in `build_layout`.
 
-    ConvNeXt's begin with the name of the model.
+    In files of ConvNeXt, the names begin with the name of the model.
     """
     return {
         re.sub(r"^convnext_[a-z]+_(?=stem_|stage_|downsampling_|head_)", "", name): name
@@ -33,7 +33,7 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Returns whether an array, by its name in `layout`, belongs to a head."""
+    """Returns whether an array, named as in `build_layout`, belongs to a head."""
     return name.startswith(("predictions/", "head_"))
 
 
@@ -56,7 +56,7 @@ def _map_resnet(config: sizes.ResNet) -> Layout:
 
 
 def _map_biased_conv_norm(ours: str, theirs: str) -> Layout:
-    """Yields a convolution and its norm; the convolution's bias moves into the norm's mean."""
+    """Yields a convolution and its norm; subtracts the convolution's bias from the norm's mean."""
     conv, norm = f"{theirs}_conv", f"{theirs}_bn"
     yield map_same(f"{ours}_conv/kernel", f"{conv}/0")
     yield from _map_arrays(f"{ours}_norm", norm, ("gamma", "beta"))

@@ -239,7 +239,7 @@ def test_of_a_package_a_config_json_names_losses_and_functions_that_the_config_n
         plain["loss"]["description"] |= {"module": module, "class_name": name}
     else:
         plain["metrics"] = [{"class": "tftpu.config.objects.Function", "name": path}]
-    refused = pytest.raises(UserError, match=f"config.json names {path}, .* code names")
+    refused = pytest.raises(UserError, match=f"config.json names {path}, .* that occur in")
     with contextlib.nullcontext() if is_read else refused:
         read_again(file, json.dumps(plain))
 

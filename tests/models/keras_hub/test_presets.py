@@ -62,7 +62,7 @@ def test_texts_that_are_cut_are_said_with_the_length_to_set(gemma3, tmp_path, ca
         return capsys.readouterr().out
 
     said = read_said(8)
-    assert "10 of the first 20 texts are cut there, in the middle, and the model learns" in said
+    assert "10 of the first 20 texts are cut there, and the model learns to end in" in said
     longest = int(said.rpartition("--config.model.sequence_length=")[2].split()[0])
     assert "are cut there" not in read_said(longest) and "are cut there" in read_said(longest - 1)
 
@@ -122,7 +122,7 @@ def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
 def test_a_preset_without_its_tokenizer_is_answered_with_what_to_write(tmp_path):
     build_byte_gpt2().backbone.save_to_preset(str(tmp_path / "backbone"))
     config = tftpu.KerasHub(str(tmp_path / "backbone"), "causal_lm")
-    with pytest.raises(UserError, match="It lacks its tokenizer: write it"):
+    with pytest.raises(UserError, match="The preset lacks its tokenizer: write it"):
         presets.load_preprocessor(config)
 
 

@@ -175,7 +175,7 @@ def build_gemma3() -> Any:
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (build_mixtral, r"sparse_feedforward_gate_dense/kernel' has no layer in the twin .* PEFT"),
+        (build_mixtral, r"sparse_feedforward_gate_dense/kernel' has no counterpart .* that PEFT"),
         (build_gemma3, r"no model like this Gemma3Backbone: .*post_attention_norm.*--merge"),
     ],
 )

@@ -102,7 +102,7 @@ def test_other_adapters_change_nothing(tmp_path):
     for value, kept in zip(before, other.weights):
         np.testing.assert_array_equal(value, np.asarray(kept))
     safetensors.numpy.save_file({"q.lora_A.weight": np.ones((2, 6), "float32")}, path)
-    with pytest.raises(tftpu.UserError, match="PEFT's form: of a run, give"):
+    with pytest.raises(tftpu.UserError, match="PEFT's format: give"):
         models.load_adapters(other, path)
 
 
@@ -113,5 +113,5 @@ def test_other_ways_to_write_a_model_with_adapters_name_this_one(tmp_path):
         tftpu.UserError, match=r"save_adapters\(model, .*model\.save\('name.keras'\)"
     ):
         export.write_weights(model, {}, str(tmp_path / "all.safetensors"))
-    with pytest.raises(tftpu.UserError, match=r"model\.save, .*save_adapters writes them alone"):
+    with pytest.raises(tftpu.UserError, match=r"model\.save .*save_adapters writes only the"):
         models.save_weights(model, str(tmp_path / "all.safetensors"))
