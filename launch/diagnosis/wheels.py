@@ -256,7 +256,7 @@ def _find_tensorboard_problem(
 
 def _find_keras_problem(machine: Machine) -> Problem | None:
     version = machine.find_version("keras")
-    if version and (3, 13) <= _parse_version(version) < (3, 16):
+    if version and (3, 14) <= _parse_version(version) < (3, 16):
         return None
     return Problem(
         "keras-version",

@@ -156,7 +156,7 @@ def test_a_python_without_a_wheel(laptop, python):
         ("setuptools", "82.0.0", "setuptools-version"),
         ("tensorboard", "2.21.0", "tensorboard-version"),
         ("tensorboard", None, "no-tensorboard"),
-        ("keras", "3.12.0", "keras-version"),
+        ("keras", "3.13.2", "keras-version"),
         ("keras", "2.15.0", "keras-version"),
         ("importlib_resources", None, "no-importlib-resources"),
     ],
