@@ -268,13 +268,9 @@ def _read_notes(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", ()) if "internal frames" not in note]
 
 
+@interrupts.noting()
 def run_for_exit_code(work: Callable[[], None]) -> int:
     """Runs a function and returns the exit code; prints a known error, and raises others."""
-    with interrupts.noting():
-        return _run_for_exit_code(work)
-
-
-def _run_for_exit_code(work: Callable[[], None]) -> int:
     try:
         work()
         return int(ExitCode.DONE)

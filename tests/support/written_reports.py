@@ -1,6 +1,7 @@
 """Preflight reports with chosen figures, for tests that compare or draw them."""
 
-from tftpu.preflight.plots import Exchange, LoopPlace, MemoryCurve, Plots, RooflinePoint
+from tftpu.preflight.plots import Exchange, MemoryCurve, Plots, RooflinePoint
+from tftpu.preflight.program.lifetimes import Loop
 from tftpu.preflight.pricing.cost import LargeTensor
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
@@ -54,7 +55,7 @@ def plots() -> Plots:
         bytes=[100 * MIB, 400 * MIB, 200 * MIB, 100 * MIB],
         layers=["dense", "dense", "head", "(optimizer)"],
         arrays=[LargeTensor("bf16[128,56,56,64]", 196 * MIB, 98 * MIB, "dense")],
-        loops=[LoopPlace(1, 2, 12)],
+        loops=[Loop(1, 2, 12)],
     )
     points = [
         RooflinePoint("fusion.1", "dense", "matrix", 10**10, 10**8, 2.0),

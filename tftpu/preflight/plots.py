@@ -10,7 +10,7 @@ from tftpu.preflight.pricing import collectives
 from tftpu.preflight.pricing.cost import Cost, LargeTensor
 from tftpu.preflight.pricing.instructions import list_within
 from tftpu.preflight.program.hlo import Instruction, Module
-from tftpu.preflight.program.lifetimes import Array, Lifetimes
+from tftpu.preflight.program.lifetimes import Array, Lifetimes, Loop
 from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
@@ -18,20 +18,6 @@ MAX_PLACES = 200  # most points of a memory curve
 MAX_POINTS = 60  # most instructions in a roofline
 MAX_EXCHANGES = 20
 _LARGEST = 8  # most arrays that are shown at the peak
-
-
-@dataclasses.dataclass
-class LoopPlace:
-    """A loop in a memory curve.
-
-    Attributes:
-        first, last: indices of the curve's first and last points in the loop's body.
-        times: its trip count, None if the program does not show it.
-    """
-
-    first: int
-    last: int
-    times: int | None
 
 
 @dataclasses.dataclass
@@ -55,7 +41,7 @@ class MemoryCurve:
     bytes: list[int]
     layers: list[str]
     arrays: list[LargeTensor]
-    loops: list[LoopPlace]
+    loops: list[Loop]
 
     @property
     def peak(self) -> int:
@@ -159,7 +145,7 @@ def _build_memory(module: Module, step: LoweredStep, cost: Cost) -> MemoryCurve:
             _describe_large(a, layers) for a in sorted(live, key=lambda a: -a.bytes)[:_LARGEST]
         ],
         loops=[
-            LoopPlace(loop.first * places // count, loop.last * places // count, loop.times)
+            Loop(loop.first * places // count, loop.last * places // count, loop.times)
             for loop in lifetimes.loops
         ],
     )

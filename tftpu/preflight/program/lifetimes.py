@@ -43,7 +43,8 @@ class Loop:
     """An outermost loop.
 
     Attributes:
-        first, last: places in program order of the first and last instruction of its body.
+        first, last: places in program order of the first and last instruction of its body; in a
+            memory curve, the indices of their points.
         times: its trip count, None if the program does not show it.
     """
 
