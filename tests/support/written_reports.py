@@ -1,8 +1,8 @@
 """Preflight reports with chosen figures, for tests that compare or draw them."""
 
 from tftpu.preflight.plots import Exchange, MemoryCurve, Plots, RooflinePoint
-from tftpu.preflight.program.lifetimes import Loop
 from tftpu.preflight.pricing.cost import LargeTensor
+from tftpu.preflight.program.lifetimes import Loop
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent
 from tftpu.tpu.slices import parse_slice
