@@ -158,7 +158,7 @@ class Texts(DataConfig):
             if not paths:
                 place = "" if files.is_remote(pattern) else f" in {os.getcwd()}"
                 named = [n for n in ("train_text", "eval_text") if getattr(self, n) == patterns]
-                other = f"Of a config: --config.data.{named[0]}=PATTERN." if named else _ONE_TEXT
+                other = f"In a config: --config.data.{named[0]}=PATTERN." if named else _ONE_TEXT
                 raise UserError(
                     f"There is no file {pattern!r}{place}: give the paths of texts or tables."
                     f"{files.suggest_existing(pattern)} {other}"

@@ -127,7 +127,7 @@ def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
 
 def leave_fields_out(message: str) -> str:
     """Removes the advice on a config's fields from an error, for a command without a config."""
-    return re.sub(r" Of a config[:,].*?\.(?=\s|$)", "", message)
+    return re.sub(r" In a config[:,].*?\.(?=\s|$)", "", message)
 
 
 def suggest_folder(path: str) -> str:

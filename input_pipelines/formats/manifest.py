@@ -28,7 +28,7 @@ DTYPES = ("uint8", "uint16", "int32", "int64", "float32", "string")
 COMPRESSIONS = ("", "GZIP")
 # The key under which a record keeps the name of the file that it was made from, for `verify`.
 SOURCE = "source"
-OTHER_FOLDER = "Of a config: --config.data.data_dir=FOLDER."
+OTHER_FOLDER = "In a config: --config.data.data_dir=FOLDER."
 OF_SPLITS = ("conversions", "skipped")  # keys of `about` whose values are dicts by split
 
 
@@ -128,7 +128,7 @@ class Manifest:
             near = find_nearest(split, self.splits) or "NAME"
             raise UserError(
                 f"The data set in {self.folder} has no split {split!r}."
-                f"{did_you_mean(split, self.splits)} Of a config, set the field that names it: "
+                f"{did_you_mean(split, self.splits)} In a config, set the field that names it: "
                 f"--config.data.eval_split={near} or --config.data.train_split={near}."
             )
         if not self.count_examples(split):

@@ -7,7 +7,7 @@ from tftpu.storage import files
 
 
 def suggest_run(experiment: Experiment, workdir: str, *, with_weights: bool = True) -> str:
-    """Returns the flags that begin another run, such as "--workdir=runs/mine_2".
+    """Describes the flags of another run, such as "--workdir=runs/mine_2".
 
     Args:
         experiment: the experiment that cannot resume.

@@ -134,7 +134,7 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        is_text = flag is not None and flag.metavar == "TEXT"  # the command checks for an empty one
+        is_text = flag is not None and flag.metavar == "TEXT"  # the command checks for empty text
         if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:

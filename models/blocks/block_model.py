@@ -39,7 +39,7 @@ class BlockModel(keras.Model):
     """
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, **kwargs: Any):
-        # Built before the model itself, because it makes Keras renumber the nodes of the inputs.
+        # Built before the model, because new blocks make Keras renumber the nodes of the inputs.
         blocks = Blocks.from_tensors(inputs, outputs)
         super().__init__(inputs, outputs, name=name, **kwargs)
         self._blocks = blocks

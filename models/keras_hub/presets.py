@@ -84,7 +84,7 @@ def find_limit(config: "KerasHub") -> int | None:
         # Rotary backbones may have a `max_sequence_length`, too, and read longer texts.
         if not any(getattr(m, one.__name__, None) is one for m in modules for one in tables):
             return None
-        if (given := loader.config.get("config")) is None:  # Transformers' config is converted
+        if (given := loader.config.get("config")) is None:  # a Transformers preset: convert it
             given = loader.load_backbone(dict, load_weights=False)
     given = {**given, **config.overrides}
     rotates = given.get("position_embedding_type") == "rotary"

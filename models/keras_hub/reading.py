@@ -99,7 +99,7 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
     except KeyError:  # the reader needs more of the twin's config than its type
         return {}
     except AttributeError as error:
-        if error.obj is recorder:  # the reader calls another method of the loader
+        if error.obj is recorder:  # the recorder lacks a method of the loader
             return {}
         raise UserError(
             f"Transformers has no model like this {type(backbone).__name__}: KerasHub's reader "

@@ -111,9 +111,9 @@ def test_missing_data_are_answered_with_fields_where_there_is_a_config(
 
 
 def test_the_advice_on_fields_is_one_sentence():
-    found = correction.leave_fields_out("No x. Of a config: --config.data.data_dir=FOLDER. Next.")
+    found = correction.leave_fields_out("No x. In a config: --config.data.data_dir=FOLDER. Next.")
     assert found == "No x. Next."
-    both = "No x. Of a config, set it: --config.data.a_split=b or --config.data.b_split=b."
+    both = "No x. In a config, set it: --config.data.a_split=b or --config.data.b_split=b."
     assert correction.leave_fields_out(both) == "No x."
 
 

@@ -496,9 +496,9 @@ class Engine(Protocol):
             dataset: a data set of global batches; a finite one is repeated.
             position: number of batches to skip.
             class_weight: weight of each label, which becomes the sample weight.
-            epoch: the epoch of the data set. If its last batch is smaller, its shards are padded,
-                and a train loop for that spec ignores the padding. None: the epochs run into each
-                other, and all batches are complete.
+            epoch: the length of an epoch. If its last batch is smaller, its shards are padded,
+                and a train loop for that spec ignores the padding. None: batches may span two
+                epochs, and all are complete.
             gate: the gate that holds the data set back; None: reading ahead is unlimited.
         """
         ...

@@ -218,7 +218,7 @@ def _resolve_locked_folder(job: Job) -> str:
 
 
 def _describe_plan(job: Job, records: Records) -> dict[str, Any]:
-    """Returns the plan that describes the content of the folder."""
+    """Returns the settings that determine the output files."""
     return {
         **job.plan,
         "records": records.count,

@@ -144,7 +144,7 @@ def _build_entry(name: str, value: object) -> Entry:
     """
     name.encode()  # raises for a lone surrogate, which could not be printed
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
-        raise ValueError(f"{name!r} has no dtype, shape and data_offsets")
+        raise ValueError(f"{name!r} lacks dtype, shape or data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"{name!r} has the unknown dtype {dtype!r}")

@@ -110,7 +110,7 @@ class Timetable:
         return min(stops if self.steps is None else [self.steps, *stops])
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the steps left in an epoch; of unknown length: those left in a device loop."""
+        """Returns the steps until the epoch ends, or the device loop if lengths are unknown."""
         epoch = self.locate(step)
         if epoch.length is None:
             return self.find_next_stop(step) - step

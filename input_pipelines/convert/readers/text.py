@@ -45,7 +45,7 @@ class TextReader(OrderedReader):
             found = listing.find_matches(pattern)
             if not any(found.values()):
                 advice = _advise(pattern, prefix, is_there=bool(found))
-                flag = f" Of a config: --config.{prefix}PATTERN." if "data." in prefix else ""
+                flag = f" In a config: --config.{prefix}PATTERN." if "data." in prefix else ""
                 raise UserError(f"There is nothing in {prefix}{pattern}.{advice}{flag}")
             sizes |= found
         flag = "--config.data.tokenizer" if "data." in prefix else "--tokenizer"

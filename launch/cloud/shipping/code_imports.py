@@ -71,7 +71,7 @@ def _to_module(file: str) -> str:
 
 
 def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns the modules of a folder that a module imports, other imported modules, and names.
+    """Returns a module's imports from a folder, its other imports, and all names in the code.
 
     All import statements count, also those in functions, except those for type checkers. Only
     imported files are read, and invalid Python counts as importing nothing. The names are all

@@ -107,7 +107,7 @@ def describe_driver(engine: str) -> str:
 
 
 def _format_requirement(name: str) -> str:
-    """Returns a package's line of requirements.txt; "" if it comes from a local folder."""
+    """Returns a package's line of requirements.txt; "" if local or not installed."""
     try:
         installed = metadata.distribution(name)
     except metadata.PackageNotFoundError:

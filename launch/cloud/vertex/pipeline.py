@@ -67,7 +67,7 @@ class VertexPipeline:
                 )
             if kind in _FILES and not what.startswith("gs://"):
                 raise UserError(
-                    f"--{flag}={given} is not in a bucket, but the steps can read only buckets: "
+                    f"--{flag}={given} is not in a bucket, but a pipeline reads only buckets: "
                     f"give {kind}:gs://BUCKET/FOLDER."
                 )
         # Google checks the time zone; most mistakes are in the number of fields.

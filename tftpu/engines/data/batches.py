@@ -223,7 +223,7 @@ def build_epoch_batches(
     Args:
         dataset: an endless data set from batch `start` on; only an epoch's last batch may be
             smaller.
-        epoch: the epoch of the data set.
+        epoch: the length of an epoch.
         start: the number of batches before the first.
         shards: number of shards that a batch is divided into.
 

@@ -128,7 +128,7 @@ def build_epochs(
 
     Args:
         dataset, start, class_weight, gate: as for `build_training`.
-        epoch: the epoch of the data set; `build_epoch_batches` pads its smaller last batch.
+        epoch: the length of an epoch; `build_epoch_batches` pads its smaller last batch.
         shards: number of shards that a batch is divided into.
     """
     if isinstance(dataset, Epochs):
@@ -147,11 +147,11 @@ def build_whole(
     class_weight: dict[int, float] | None = None,
     gate: Gate | None = None,
 ) -> tf.data.Dataset:
-    """Returns an endless data set from step `start`, whose batches are as the user made them.
+    """Returns an endless data set of the user's batches from step `start`, without padding.
 
     Args:
         dataset, start, class_weight, gate: as for `build_training`.
-        epoch: the epoch of the data set; None: its batches are complete.
+        epoch: the length of an epoch; None: all batches are complete.
     """
     if epoch is None or (isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs)):
         return build_training(dataset, start, class_weight, gate=gate)
@@ -164,7 +164,7 @@ def build_whole(
 
 
 def build_whole_evaluation(dataset: Any) -> tf.data.Dataset:
-    """Returns a finite data set whose batches are as the user made them; a stream's first batch.
+    """Returns a finite data set of the user's batches, unpadded; of a stream, only the first.
 
     Raises:
         UserError: the argument is not a data set, or never ends.
@@ -215,7 +215,7 @@ def is_endless(dataset: Any) -> bool:
     if isinstance(dataset, PyBatches):
         return dataset.dataset.num_batches is None
     if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):
-        return True  # its epochs run into each other
+        return True  # it repeats its epochs itself
     return isinstance(dataset, tf.data.Dataset) and (
         dataset.cardinality() == tf.data.INFINITE_CARDINALITY
     )

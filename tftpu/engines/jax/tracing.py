@@ -133,5 +133,5 @@ def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[
 
 
 def _split_dimension(dim: Any) -> tuple[str, int]:
-    """Returns the name of a dimension ("" if it has none) and the size of its smallest unit."""
+    """Returns a dimension's name ("" if none) and the size of the units that stay whole."""
     return dim if isinstance(dim, tuple) else (dim or "", 1)

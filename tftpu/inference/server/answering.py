@@ -174,7 +174,7 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns the message for a kind of error that carries none; None for other kinds."""
+        """Returns the message for an error raised without one; None for other errors."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",

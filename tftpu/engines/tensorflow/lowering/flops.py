@@ -48,7 +48,7 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
             flops, outputs = _count_called(op, bodies, inputs)
             total += _count_trips(op, known) * flops
         elif op.type in ("Placeholder", "PlaceholderWithDefault"):
-            continue  # the origin of an input is given
+            continue  # an input: its origin is given
         else:
             total += count_passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
             # Noise counts as data, whatever its seed depends on.

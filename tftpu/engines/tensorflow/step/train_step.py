@@ -46,8 +46,8 @@ class TrainStep:
         state: the variables.
         batch_spec: spec of one replica's shard, `(x, y)` or `(x, y, sample_weight)` of
             `tf.TensorSpec`s of static shape.
-        examples: the number of examples of a global batch that cannot be divided equally. Each
-            replica then computes the whole batch. None: the shards are equal.
+        examples: the size of a global batch that the replicas cannot divide equally, so each
+            computes the whole batch. None: the shards are equal.
 
     Attributes:
         state: the variables.
