@@ -34,7 +34,7 @@ def test_sizes(text, sizes):
             r"an unknown axis 'fdsp'. The axes are data, fsdp, sequence, .* Did you mean 'fsdp'\?",
         ),
         ("fsdp", "the size '' for 'fsdp'"),
-        ("fsdp:0", "the size '0' for 'fsdp': give a whole number, or -1"),
+        ("fsdp:0", "the size '0' for 'fsdp': give a positive whole number, or -1"),
         ("fsdp:-2", "the size '-2'"),
         ("fsdp:²", "the size '²'"),
         ("", "an unknown axis ''"),

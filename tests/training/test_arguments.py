@@ -146,15 +146,15 @@ def test_a_model_outside_the_scope_of_the_connected_engine_fails():
     engine = tftpu.connect(virtual_devices=4)
     outside = compiled()
     with pytest.raises(
-        UserError, match=r"The model '\w+' was made outside.*with engine\.scope\(\)"
+        UserError, match=r"The model '\w+' was created outside.*with engine\.scope\(\)"
     ):
         tftpu.Trainer(outside)
-    with engine.scope(), pytest.raises(UserError, match=r"The model .* was made outside"):
+    with engine.scope(), pytest.raises(UserError, match=r"The model .* was created outside"):
         tftpu.Trainer(outside)
     optimizer = keras.optimizers.Adam()
     with engine.scope():
         model = compiled(optimizer=optimizer)
-    with pytest.raises(UserError, match=r"The optimizer 'adam.*' was made outside"):
+    with pytest.raises(UserError, match=r"The optimizer 'adam.*' was created outside"):
         tftpu.Trainer(model)
 
 

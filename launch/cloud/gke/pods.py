@@ -39,12 +39,12 @@ class Pod:
 
     @property
     def chief(self) -> bool:
-        """Whether this is the pod of the first host of the first slice."""
+        """True for the pod of the first host of the first slice."""
         return self.index == (0, 0)
 
     @property
     def runs(self) -> bool:
-        """Whether the pod has started and has not ended."""
+        """True if the pod has started and has not ended."""
         return self.started and self.code is None
 
 

@@ -121,7 +121,7 @@ def test_a_model_without_memory_asks_for_less():
 
     with running(Served(DOUBLE.inputs, ("y",), call)) as port:
         status, answer = ask(port, "POST", "/predict", {"instances": [1]})
-        assert status == 413 and "not enough memory" in answer["error"]
+        assert status == 413 and "lacks the memory" in answer["error"]
 
 
 def closed(connection: socket.socket) -> bool:

@@ -90,7 +90,7 @@ def test_class_ids_are_read_from_both_formats(tmp_path):
 def test_half_a_character_in_a_document_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "whole"}\n{"text": "half \\ud83d"}\n')
     reader = text.TextReader(str(tmp_path / "a.jsonl"), ReadOptions(context=4))
-    with pytest.raises(UserError, match=r"line 2 of .*a.jsonl holds half of a char"):
+    with pytest.raises(UserError, match=r"line 2 of .*a.jsonl contains an unpaired surrogate"):
         list(reader.read_examples(reader.parts[0]))
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "\U0001f600"}))
     reader = text.TextReader(str(tmp_path / "a.jsonl"), ReadOptions(context=4))

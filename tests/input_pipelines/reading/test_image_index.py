@@ -202,5 +202,5 @@ def test_a_conversion_takes_the_classes_that_are_given(tmp_path):
     assert named.features["label"].num_classes == 3 and named.about["classes"] == ["3", "1", "0"]
     with pytest.raises(UserError, match="the class id 3, but classes are numbered 0 to 2"):
         convert("d", num_classes=3)
-    with pytest.raises(UserError, match="num_classes works only with index, tfrecord"):
+    with pytest.raises(UserError, match="num_classes works only with the sources index, tfrecord"):
         splits.plan_conversions(Conversion("text:a.txt", "out", ReadOptions(num_classes=3)))

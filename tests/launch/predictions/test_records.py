@@ -14,8 +14,8 @@ from tftpu.launch.predictions.records import open_records
     [
         ("rows.csv", "--input=rows.csv: there is no file 'rows.csv'. Did you mean 'row.csv'?"),
         ("other", "Own.prediction() in line"),
-        ("a text", "--input=a text: there is no file 'a text'. Own.prediction takes the"),
-        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction takes the"),
+        ("a text", "--input=a text: there is no file 'a text'. Own.prediction reads all of"),
+        ("text:a", "--input=text:a: there is no file 'text:a'. Own.prediction reads all of"),
     ],
 )
 def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(

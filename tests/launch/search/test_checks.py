@@ -46,7 +46,7 @@ def test_a_value_that_training_takes_with_others_of_the_space_is_allowed():
     )
     # A norm of 256 examples needs a larger batch than the config has.
     check("model.norm_batch=choice:16,256", "data.global_batch_size=choice:256,512")
-    with pytest.raises(UserError, match=r"model.norm_batch=256 is not a value"):
+    with pytest.raises(UserError, match=r"model.norm_batch=256 cannot be trained with"):
         check("model.norm_batch=choice:16,256")
 
 

@@ -181,7 +181,7 @@ def test_the_record_of_a_search_gives_its_trials_no_other_flags(own, tmp_path, c
     study = planned(config).open_study(workdir)
     study.ask().set_user_attr("overrides", [f"--config={program}"])
     trials = Trials(planned(config), workdir, study, ())
-    with pytest.raises(UserError, match=f"record has '--config={program}'"):
+    with pytest.raises(UserError, match=f"record contains '--config={program}'"):
         trials.claim_next_trial(set())
     path = Path(workdir, plans.FILE)
     text = path.read_text()

@@ -49,7 +49,7 @@ def test_a_mistake_is_explained_before_anything_is_sent(capsys, monkeypatch, fla
 
 def test_the_gate_is_required(capsys):
     assert main.main(["launch", "vertex-pipeline", "--config=a", "--workdir=gs://b/c"]) == 2
-    assert "needs --gate=CONDITION (what a model" in capsys.readouterr().err
+    assert "needs --gate=CONDITION (condition for exporting" in capsys.readouterr().err
 
 
 def test_without_the_extra_it_names_the_command_that_installs_it():
