@@ -7,8 +7,8 @@ Besides the bounds, a verdict on a candidate prunes others of the same slice:
   fewer, on a mesh that shards the model as much or less. A single microbatch still may fit, because
   it keeps no sums of gradients. If flash attention does not fit, plain attention, which keeps its
   scores, does not either.
-- If it fits, one with the same mesh and attention that recomputes as much or more, in as many
-  microbatches or more, is no faster.
+- If it fits, one with the same mesh and attention that recomputes as much, in as many microbatches
+  or more, is no faster; nor is one that recomputes more, if its closed form says so.
 """
 
 import collections
@@ -37,7 +37,7 @@ TOO_SLOW = "too slow even at the chip's peak"
 NO_CHEAPER = "no cheaper than the best even at the chip's peak"
 NO_FASTER = "no faster than the best even at the chip's peak"
 NEEDS_MORE = "larger than a candidate that does not fit"
-SLOWER = "with more work than one that fits"
+SLOWER = "with more work than one that fits, and no faster by arithmetic"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,7 +409,11 @@ class Search:
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE
             if verdict.step_seconds and _does_more(one.candidate, other):
-                return SLOWER
+                # Keeping more may cost more time than it saves, in traffic or in exchange. But
+                # "offload" does the work of "block", and copies to the host.
+                known = one.candidate.remat in (other.remat, "offload")
+                if known or self.expect_seconds(one) >= verdict.step_seconds:
+                    return SLOWER
         return ""
 
     def _needs_more(self, one: Estimate, other: Candidate, verdict: Verdict) -> bool:

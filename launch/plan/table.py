@@ -120,7 +120,7 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
     """Returns lines with rough estimates for the most promising candidate of each slice.
 
     Args:
-        search: the search, before any candidate was compiled.
+        search: the search, with the verdicts of earlier plans.
         space: the config, and the fields that the plan chooses.
         parameters: the number of the model's parameters.
     """

@@ -165,10 +165,10 @@ def _search(options: Options, space: Space, targets: Sequence[Slice], journal: J
     if facts != journal.facts:
         journal.write_facts(facts)
     search = _build_search(options, space, targets, facts)
+    search.record_known(journal.verdicts)
     for line in table.describe_estimates(search, space, facts.parameters):
         print(line, file=sys.stderr, flush=True)
     print(f"  {estimate_duration(facts.weights, 'candidate')}", file=sys.stderr, flush=True)
-    search.record_known(journal.verdicts)
     if search.verdicts:
         known = f"{counted(len(search.verdicts), 'candidate')} known from {FILE}"
         if best := search.list_best():

@@ -189,6 +189,16 @@ def test_what_fits_without_a_price_prunes_nothing():
     assert prune(both, verdicts=[(ONE, Verdict(True, step_seconds=2.0))]) == {more: plan.SLOWER}
 
 
+def test_what_recomputes_more_is_compiled_if_arithmetic_expects_it_to_be_faster():
+    remats = ("products", "block", "offload")
+    less = {remat: Candidate("a", "fsdp:4", remat, 1) for remat in remats}
+    likely = {less["products"]: 1.5, less["block"]: 2.5, less["offload"]: 1.5}
+    estimates = [Estimate(one, 1, 1, 1, LIMIT, 1.0, said, 1.0) for one, said in likely.items()]
+    verdicts = [(ONE, Verdict(True, step_seconds=2.0))]
+    found = prune([Estimate(ONE, 1, 1, 1, LIMIT, 1.0, 2.0, 1.0), *estimates], verdicts=verdicts)
+    assert found == dict.fromkeys((less["block"], less["offload"]), plan.SLOWER)
+
+
 def test_the_number_of_microbatches_is_raised_until_the_rest_beside_the_state_can_fit():
     ladder = [Candidate("a", "fsdp:4", "none", n) for n in (1, 2, 4, 8)]
     estimates = [estimate_of(one) for one in ladder]
