@@ -14,7 +14,7 @@ ROOM = 128  # minimum slots of a row, so that short texts share a program
 
 
 class Decoding(Protocol):
-    """Passes of a model, as functions that can be compiled.
+    """Forward passes of a model, as functions that can be compiled.
 
     A state is a nest of arrays, (rows, slots, ...). The slots of a state of several rows are a
     ring: at each step all rows write their next token to the same slot, so only one slice changes.
@@ -66,7 +66,7 @@ class Decoding(Protocol):
 
 
 class Cached:
-    """Passes of a language model of the zoo, whose attention keeps keys and values.
+    """Forward passes of a language model of the zoo, whose attention keeps keys and values.
 
     Args:
         model: a GPT or a Llama of `tftpu.models`.
@@ -130,7 +130,7 @@ class Cached:
 
 
 class Recomputed:
-    """Passes of any causal model, each over the whole row.
+    """Forward passes of any causal model, each over the whole row.
 
     Args:
         model: a Keras model that maps tokens, (batch, context), to logits, (batch, context,
@@ -192,7 +192,7 @@ class Recomputed:
 
 
 def build_decoding(model: Any, context: int | None = None) -> Decoding:
-    """Returns the passes of a model, with a cache if it supports one.
+    """Returns the forward passes of a model, with a cache if it supports one.
 
     Args:
         model: a model that predicts the next token.

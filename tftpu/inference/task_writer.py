@@ -222,7 +222,7 @@ class TaskBatch:
         """Yields the next tokens of all texts that have not ended."""
         context = self._programs.decoding.context
         while not all(text.ended for _, text in self._running):
-            # A row that fills the context keeps its second half; one that has ended, one token.
+            # A row that fills the context keeps its second half, a row that has ended one token.
             texts = [text for _, text in self._running]
             for text in texts:
                 if text.ended:

@@ -179,8 +179,8 @@ def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[
     """Returns the kernel for self-attention over short sequences if it can be used, or None.
 
     Args:
-        implementation: see `attention`; the kernel is not used for "plain", nor without a TPU
-            (any generation).
+        implementation: see `attention`; the kernel is not used for "plain", nor without a
+            TPU; v2 and v3 support it, too.
         x: tokens, (batch, time, width), that each attend to all, or to their own segment.
         heads: number of heads in the width.
 

@@ -95,7 +95,7 @@ def check_lock(workdir: files.StrPath) -> None:
 
 
 def find_lock(workdir: files.StrPath) -> object:
-    """Returns this process's lock of a workdir, or None; only nested `locked` blocks share a lock."""
+    """Returns this process's lock of a workdir, or None; nested `locked` blocks share one lock."""
     return _held.get(_place(workdir))
 
 

@@ -33,8 +33,8 @@ class Exported(NamedTuple):
 
     Attributes:
         bytes: the size on disk.
-        difference: the largest difference between its outputs and the model's, over the largest
-            output.
+        difference: the largest difference between its outputs and the model's, divided by the
+            largest output.
     """
 
     bytes: int
