@@ -53,7 +53,7 @@ class Batch(Protocol):
         ...
 
     def advance(self) -> Iterator[list[Part]]:
-        """Works for a short time, and yields parts of texts as soon as they are written."""
+        """Reads and writes for a short time; yields parts of texts as soon as they are written."""
         ...
 
 
@@ -68,7 +68,7 @@ class Writing:
         row: the text.
         window: the tokens that the model sees: the prompt, and the written tokens.
         uniform: (length,), float32, the random numbers in [0, 1) that choose its tokens. They
-            depend only on the seed and the place of the row.
+            depend only on `row.seed` and `row.place`.
         done: the number of written tokens.
         ended: whether the text has ended.
     """
@@ -108,7 +108,7 @@ class _Reading:
 
     def __init__(self, key: Any, text: Writing, context: int):
         self.key, self.text = key, text
-        if len(text.window) >= context:  # continues from its last half context
+        if len(text.window) >= context:  # continues from its last half context of tokens
             text.window = text.window[-(context // 2) :]
         self.state: Nest = None
         self.read = 0
@@ -199,16 +199,16 @@ class RunningBatch:
         return size.time, part
 
     def _can_continue(self, key: Any, text: Writing) -> bool:
-        """Returns whether a text stays a row; queues it for reading if it fills the context."""
+        """Returns whether a text stays in the state; queues it for reading if it is full."""
         is_full = len(text.window) >= self._context
         if is_full and not text.ended:
             self._read_later(key, text)
         return not (is_full or text.ended)
 
     def _insert(self, reading: _Reading, length: int) -> None:
-        """Inserts a row whose whole prompt, of `length` tokens, was read into the state."""
+        """Inserts a row into the state after its whole prompt, of `length` tokens, was read."""
         if None not in self._rows or self._slots < length:
-            rows = 1 + len(self)  # room for all texts that wait to be read, to resize once
+            rows = 1 + len(self)  # room for all waiting texts, to resize only once
             slots = min(length + EVERY, self._context)
             self._resize(self._find_size(rows, slots), reading.state)
         index = self._rows.index(None)
@@ -234,7 +234,7 @@ class RunningBatch:
 
         Args:
             size: the new size.
-            like: a state of any size, as a pattern for an empty state.
+            like: a state of any size, which shows the structure of an empty one.
         """
         kept = [n for n, row in enumerate(self._rows) if row is not None]
         before, self._slots = self._slots, size.slots
@@ -288,7 +288,7 @@ class RunningBatch:
             self._resize(size, self._state)
 
     def _take(self, tokens: np.ndarray, ends: np.ndarray) -> list[Part]:
-        """Returns the parts of all rows, up to the context; `ends` comes from `Loop.write`."""
+        """Returns the new tokens of all rows, as parts; `ends` comes from `Loop.write`."""
         parts = []
         for index, row in enumerate(self._rows):
             if row is None:
@@ -321,6 +321,6 @@ def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
 
 
 def _fit(x: Any, slots: int) -> Any:
-    """Pads or truncates (1, slots, ...) to another number of slots; only empty ones are lost."""
+    """Pads or truncates (1, slots, ...) to another number of slots; removes only empty ones."""
     missing = max(0, slots - x.shape[1])
     return ops.pad(x[:, :slots], ((0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 2)))

@@ -1,6 +1,6 @@
 """Keeps the keys and values of the tokens that a language model has read, for later tokens.
 
-While a cache is open, attention layers write to it and read from it, whatever calls them:
+While a cache is open, attention layers write to it and read from it:
 
     with open_cache(Cache(...)) as cache:
         model(tokens)
@@ -33,8 +33,8 @@ class Cache:
     Args:
         slots: the number of tokens for which a row has room.
         pairs: the pairs that were kept before; empty: nothing was read yet.
-        slot: () int32, the slot of the first of the next tokens, the same for all rows.
-        visible: (batch, time, slots), bool: the slots that each next token sees, with its own.
+        slot: () int32, the slot of the first new token, the same for all rows.
+        visible: (batch, time, slots), bool: the slots that each new token sees, including its own.
 
     Attributes:
         pairs: the pairs that are kept, including those of tokens read while the cache was open.

@@ -10,15 +10,15 @@ from tftpu.inference.cache import ROWS, Cache, Pair, open_cache
 from tftpu.tensors import Nest, Tensor, ops
 
 CHUNK = 256  # prompt tokens read at a time; in between, tokens of other texts are written
-ROOM = 128  # slots that a row has at least, so that short texts share a program
+ROOM = 128  # minimum slots of a row, so that short texts share a program
 
 
 class Decoding(Protocol):
-    """Passes of a model, as functions that can be compiled.
+    """Forward passes of a model, as functions that can be compiled.
 
     A state is a nest of arrays, (rows, slots, ...). The slots of a state of several rows are a
     ring: at each step all rows write their next token to the same slot, so only one slice changes.
-    The tokens of a row are in the last slots up to this one, wherever its prompt began.
+    A row's tokens are in the slots up to this one; the slot of its first token can be any.
 
     Attributes:
         context: the most tokens that the model takes in a row.
@@ -66,7 +66,7 @@ class Decoding(Protocol):
 
 
 class Cached:
-    """Passes of a language model of the zoo, whose attention keeps keys and values.
+    """Forward passes of a language model of the zoo, whose attention keeps keys and values.
 
     Args:
         model: a GPT or a Llama of `tftpu.models`.
@@ -102,7 +102,7 @@ class Cached:
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
         visible = ops.arange(slots, dtype="int32")[None, None] <= place[None, :, None]
-        # Padding may reach beyond the context; nothing sees it.
+        # Padding may reach beyond the context; no token attends to it.
         positions = ops.minimum(place, self.context - 1)[None]
         with open_cache(Cache(slots, pairs, start, visible)) as cache:
             return self._read({"tokens": tokens, "positions": positions}, lengths, cache)
@@ -130,7 +130,7 @@ class Cached:
 
 
 class Recomputed:
-    """Passes of any causal model, each over the whole row.
+    """Forward passes of any causal model, each over the whole row.
 
     Args:
         model: a Keras model that maps tokens, (batch, context), to logits, (batch, context,
@@ -171,7 +171,7 @@ class Recomputed:
     def read_more(
         self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Raises NotImplementedError, because a chunk is as long as the context."""
+        """Raises NotImplementedError: the first chunk, as long as the context, holds any prompt."""
         raise NotImplementedError
 
     def step(
@@ -192,7 +192,7 @@ class Recomputed:
 
 
 def build_decoding(model: Any, context: int | None = None) -> Decoding:
-    """Returns the passes of a model, with a cache if it supports one.
+    """Returns the forward passes of a model, with a cache if it supports one.
 
     Args:
         model: a model that predicts the next token.
@@ -216,7 +216,7 @@ def _explain_no_writer(model: Any, reason: str) -> UserError:
 
 
 def _fill_rows(x: Tensor) -> Tensor:
-    """Returns (batch,) as (batch, 1); on a TPU, adds rows to fill a matrix."""
+    """Returns values, (batch,), as (batch, 1); on a TPU, pads them to at least `ROWS` rows."""
     missing = max(0, ROWS - x.shape[0]) if sharding.get_platform() == "tpu" else 0
     return ops.pad(x, ((0, missing),))[:, None]
 

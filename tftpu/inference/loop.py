@@ -18,8 +18,8 @@ class Loop:
 
     Args:
         decoding: the passes of the model.
-        choose: returns a token for each row, given logits, random numbers in [0, 1) and rules;
-            see `sampling.choose`.
+        choose: a function that returns a token for each row, given logits, random numbers in [0, 1)
+            and rules; see `sampling.choose`.
     """
 
     def __init__(self, decoding: Decoding, choose: Choose):
@@ -61,7 +61,7 @@ class Loop:
         Args:
             state: the state of several rows.
             row: a state with the same number of slots.
-            index: () int32, the place of the row.
+            index: () int32, the index that the row gets in `state`.
             first: () int32, the slot of the ring into which the row's first slot goes.
         """
 

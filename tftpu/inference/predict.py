@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 RECORDS_PER_SHARD = 4096
 _NAMED = 20  # most damaged files that a message names
-_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # others keep NaN
+_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # other formats keep NaN
 _WAITING = 2  # shards in memory that may wait to be written
 
 
@@ -119,7 +119,7 @@ def predict(
         records: the records to predict.
         job: what is predicted, and where it is written.
         report: a function that is called with the number of records that this machine has
-            predicted, and the number of all records that it must predict.
+            predicted, and the number that it must predict in all.
 
     Returns:
         Whether the predictions of all machines are complete.
@@ -262,7 +262,7 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     found.pop("crc32c", None)
     different = [name for name in {**plan, **found} if plan.get(name) != found.get(name)]
     # An equal plan without a checksum comes from an earlier version of tftpu. A plan for several
-    # machines may come from one that has just begun, because each machine has a separate lock.
+    # machines may come from a machine that has just begun, because each has a separate lock.
     alone = plan["machines"] == found.get("machines") == 1
     if not different or (alone and not plans.has_predictions(job.output)):
         files.write_whole(path, sums.seal(plan))
@@ -371,7 +371,8 @@ def _write(
 
 def _find_not_finite(columns: Iterable[Any], skipped: Collection[int]) -> list[int]:
     """Returns the rows, except for skipped ones, with a value that is not finite."""
-    numbers = [c for c in columns if isinstance(c, np.ndarray) and c.dtype.kind in "fV"]  # bfloat16
+    # bfloat16 has the kind "V".
+    numbers = [c for c in columns if isinstance(c, np.ndarray) and c.dtype.kind in "fV"]
     wrong = [~np.isfinite(c).all(axis=tuple(range(1, c.ndim))) for c in numbers]
     found = set(np.flatnonzero(np.any(wrong, axis=0))) if wrong else set()
     return sorted(int(place) for place in found - set(skipped))
@@ -381,7 +382,7 @@ def _write_manifest_if_complete(
     job: Job, plan: Mapping[str, Any], shards: Sequence[_Shard], known: Sums
 ) -> bool:
     """Writes the manifest if all shards exist; returns whether they do."""
-    known.read()  # reads what other machines have written meanwhile
+    known.read()  # other machines may have written sums meanwhile
     there = set(files.list_names(job.output)) & set(known.known)
     if not all(shard.name in there for shard in shards):
         return False

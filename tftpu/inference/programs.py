@@ -16,7 +16,7 @@ from tftpu.tensors import Nest, Tensor, ops
 
 _USUAL = 512  # tokens of a prompt, and of a text, up to which programs are compiled ahead
 _PROMPT = 64  # the length that the shortest prompts are padded to
-_WASTE = 2  # most times that a compiled size may be larger than the wanted one
+_WASTE = 2  # how many times larger than the wanted size a compiled one may be
 
 
 class Size(NamedTuple):
@@ -57,11 +57,11 @@ class PromptSize(NamedTuple):
 
 
 class SizedPrograms:
-    """The functions of a loop that writes, compiled once for each size.
+    """The functions of a generation loop, compiled once for each size.
 
     Args:
         decoding: the passes of the model.
-        compiled: a function that compiles functions.
+        compiled: a function that returns the compiled form of another.
         stops: tokens after which a text ends.
     """
 

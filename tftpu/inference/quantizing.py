@@ -69,8 +69,8 @@ def quantize_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
     kernels together. The channels of a kernel are its outputs, those of a table its rows.
 
     Args:
-        model: the built model, which keeps its weights.
-        bits: 8 or 4.
+        model: the built model, which is not changed.
+        bits: 8 or 4, for the kernels.
     """
     found, known = {}, _find_kernel_axes(model)
     for variable in model.weights:

@@ -33,7 +33,7 @@ def build_rows(
 
 
 def find_tokens(rows: Sequence[Row]) -> int:
-    """Returns the vocabulary size of all rows; raises `ValueError` if they differ."""
+    """Returns the vocabulary size that all rows share; raises `ValueError` if they differ."""
     found, *others = {row.sampling.tokens for row in rows}
     if others:
         raise ValueError(f"All rows must have one vocabulary, but these have {[found, *others]}.")

@@ -19,7 +19,7 @@ class Sampling:
     Attributes:
         temperature: the number by which logits are divided; 0 takes the most likely token.
         top_k: the number of most likely tokens from which to draw; 0 draws from all.
-        top_p: draws from the fewest tokens whose probabilities add up to at least this (Holtzman et
+        top_p: the least total probability of the most likely tokens from which to draw (Holtzman et
             al. 2019, https://arxiv.org/abs/1904.09751).
         tokens: the size of the vocabulary, if the embedding table has more rows; 0: all rows.
     """
@@ -98,7 +98,7 @@ def draw_from_all(logits: Tensor, uniform: Tensor, rules: Nest) -> Tensor:
 
 
 def _replace_rows(chosen: Tensor, rows: Tensor, draw: Callable[[], Tensor]) -> Tensor:
-    """Replaces the tokens of the selected rows by drawn ones; draws nothing if there are none."""
+    """Replaces the tokens of the selected rows by drawn ones; draws nothing if none is selected."""
     return ops.cond(ops.any(rows), lambda: ops.where(rows, draw(), chosen), lambda: chosen)
 
 

@@ -67,7 +67,7 @@ class TaskDecoding:
         Args:
             tokens: (batch, slots), int32, the prompts, padded at their end.
             lengths: (batch,), int32, the length of each prompt.
-            use: called with the pass and its cache, while the task waits for its sampler: some
+            use: a function of the pass and its cache, called by the task's sampler, because some
                 passes read variables that their `generate_step` changes later. The pass maps
                 tokens, a cache and the slot to write to logits, hidden states and the next cache.
         """
@@ -145,7 +145,7 @@ class TaskPrograms(SizedPrograms):
     decoding: TaskDecoding
 
     def list_usual_sizes(self, most: int, tokens: int = 0) -> list[Size]:
-        """Returns the smallest size alone: a task cannot be traced by two threads at once."""
+        """Returns only the smallest size, because two threads cannot trace a task at once."""
         return [Size(1, min(ROOM, self.decoding.context), tokens)]
 
     def compile(self, size: Size) -> None:
@@ -222,7 +222,7 @@ class TaskBatch:
         """Yields the next tokens of all texts that have not ended."""
         context = self._programs.decoding.context
         while not all(text.ended for _, text in self._running):
-            # A row that fills the context keeps its second half. A row that has ended is one token.
+            # A row that fills the context keeps its second half, a row that has ended one token.
             texts = [text for _, text in self._running]
             for text in texts:
                 if text.ended:
@@ -275,7 +275,7 @@ class TaskBatch:
             here = min(slot + EVERY - longest, count)
             if here > done:
                 found, starts = np.array(state["tokens"]), lengths[: len(texts)] + done
-                # Logits may have stopped being finite in the prompt, before its first token.
+                # Logits may have stopped being finite in the prompt, before the first new token.
                 ends = np.maximum(np.array(state["end"])[: len(texts)] - starts, 0).tolist()
                 yield (
                     [found[n, at : at + here - done].tolist() for n, at in enumerate(starts)],

@@ -114,7 +114,7 @@ class Writer:
 def _check_order(decoding: Recomputed, compiled: Compile, name: str) -> None:
     """Raises `UserError` for a model whose logits after a token depend on later tokens."""
     rng, time = np.random.default_rng(0), decoding.context
-    # Rows are compared in pairs: the index of the last token in which both are equal.
+    # The rows of a pair have equal tokens up to this index, so their next logits must be equal.
     places = np.array([0, 0, time // 2, time // 2], np.int32)
     tokens = rng.integers(1, max(2, decoding.vocabulary), (4, time), np.int32)
     for row, place in zip((1, 3), places[1::2]):

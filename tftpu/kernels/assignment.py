@@ -1,4 +1,4 @@
-"""Sets variables to values from files, on whatever devices hold them."""
+"""Sets variables to values from files, on the devices that hold them."""
 
 import keras
 import numpy as np

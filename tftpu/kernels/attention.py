@@ -70,7 +70,7 @@ def attention(
     if static and _chooses_kernel(implementation, shape[1], head_dim, causal):
         from tftpu.kernels import functions
 
-        is_taken = implementation == "flash"  # raises an error for unsupported shapes
+        is_taken = implementation == "flash"  # then unsupported shapes raise an error
         if is_taken or functions.find_refusal(query, key, causal, mask, soft_cap) is None:
             return functions.flash_attention(
                 query, key, value, causal, segment_ids, mask, soft_cap, sinks
@@ -160,7 +160,7 @@ def choose_rotation_kernel(
     """Returns the kernel for rotary positions if it can be used, or None.
 
     Args:
-        implementation: see `attention`; "plain" has no such kernel, and others only on a TPU.
+        implementation: see `attention`; the kernel is not used for "plain", nor without a TPU.
         x: heads side by side, (batch, time, width).
         heads: number of heads in the width.
 
@@ -179,8 +179,8 @@ def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[
     """Returns the kernel for self-attention over short sequences if it can be used, or None.
 
     Args:
-        implementation: see `attention`; "plain" has no such kernel, and others only on a TPU, v2
-            and v3 included.
+        implementation: see `attention`; the kernel is not used for "plain", nor without a
+            TPU; v2 and v3 support it, too.
         x: tokens, (batch, time, width), that each attend to all, or to their own segment.
         heads: number of heads in the width.
 
@@ -330,7 +330,7 @@ def _attend_by_blocks(
                 up = upstream[:, rows]
                 d_weight = ops.einsum("btgrd,bsgd->bgrts", up, value[:, seen])
                 d_score = weight * (ops.cast(d_weight, "float32") - shift[:, :, :, rows])
-                if soft_cap:  # the weights of hidden scores are zero
+                if soft_cap:  # hidden scores exceed the cap, but their weights are zero
                     d_score *= 1 - ops.square(ops.minimum(ops.abs(score) / soft_cap, 1.0))
                 d_score = ops.cast(d_score, query.dtype)
                 d_sinks = [

@@ -114,7 +114,7 @@ def _simplify_mask(mask: Tensor, batch: int) -> Tensor | None:
     """Returns a mask in the form that `attention` takes; None if it differs by head.
 
     Args:
-        mask: of keys and queries, broadcasts to (batch, heads, time, key_time).
+        mask: a mask of keys and queries, which broadcasts to (batch, heads, time, key_time).
         batch: number of examples.
     """
     mask = mask[:, None] if len(mask.shape) == 3 else mask

@@ -63,7 +63,7 @@ def forward(
         segments: the segment ids of queries and of keys, each (batch, time) int32; a query sees
             only keys of the same segment. None: all keys.
         mask: a further limit on the keys that each query sees. None: no further limit.
-        head_dim: a divisor or a multiple of 128.
+        head_dim: the channels of a head, a divisor or a multiple of 128.
         causal: whether a query sees only keys up to its own position.
         soft_cap: bound of the scores, which become soft_cap x tanh(score / soft_cap); 0: none.
         interpret: whether to run on a CPU, with Pallas's interpreter.

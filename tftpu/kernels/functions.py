@@ -132,7 +132,7 @@ def find_refusal(
 
 
 def _count_chunks(causal: bool) -> int:
-    """Returns the number of chunks that time is divided into: two per device that shares it."""
+    """Returns the number of chunks of time: two for each device that shares it, otherwise one."""
     ring = sharding.get_ring() if causal else None
     return 1 if ring is None else 2 * ring.size
 

@@ -108,7 +108,7 @@ def scan(
     Args:
         body: maps a tensor and a set of weights to a tensor like the first, and to other results.
         x: the tensor for the first run.
-        weights: for each weight of a set, its values in all sets.
+        weights: for each weight of a set, the list of its values, one for each set.
         remat: the results to keep, as for `rematerialize`; "none": the backward pass recomputes
             nothing, but gathers sharded weights again.
 

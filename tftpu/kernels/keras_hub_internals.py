@@ -23,7 +23,7 @@ def replacing_sink_attention(attend: Callable[..., Any]) -> Iterator[None]:
     module = sys.modules.get(_MODULE)  # None: GptOss is not imported
     layer_class: Any = getattr(module, "GptOssAttention", None)
     original = getattr(layer_class, "_compute_attention", None)
-    if original is None:  # not imported, or another KerasHub
+    if original is None:  # not imported, or absent in this KerasHub
         yield
         return
 

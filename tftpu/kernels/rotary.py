@@ -29,7 +29,7 @@ def rotate(
         cosine: the cosine of each channel's angle, (batch or 1, time, the larger of 128 and
             head_dim), float32.
         sine: the sine, negative for the first half of a head, with the shape of cosine.
-        head_dim: a divisor or a multiple of 128.
+        head_dim: the channels of a head, a divisor or a multiple of 128.
         interpret: whether to run on a CPU, with Pallas's interpreter.
 
     Returns:
@@ -65,7 +65,7 @@ def _body(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
         at = slice(column * lanes, (column + 1) * lanes)
         x = x_ref[0, :, at].astype(jnp.float32)
         partner = pltpu.roll(x, half, 1)
-        if head_dim < LANES:  # the lanes hold several heads; a first half's partners come after it
+        if head_dim < LANES:  # several heads per column: a first half's partners come after it
             after = pltpu.roll(x, lanes - half, 1)
             partner = jnp.where(lane % head_dim < half, after, partner)
         out_ref[0, :, at] = (x * cosine + partner * sine).astype(out_ref.dtype)

@@ -57,7 +57,7 @@ def forward(
         qkv: (batch, time, 3 x width): queries, keys and values, each head after head.
         segments: the segment ids of queries and of keys, each (batch, time) int32; a query sees
             only keys of the same segment. None: all keys.
-        head_dim: a divisor or a multiple of 128.
+        head_dim: the channels of a head, a divisor or a multiple of 128.
         interpret: whether to run on a CPU, with Pallas's interpreter.
 
     Returns:

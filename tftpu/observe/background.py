@@ -25,7 +25,7 @@ class Worker:
     Args:
         name: the name of the thread.
         limit: number of calls that may wait.
-        idle: called in the thread when no call is waiting.
+        idle: a function that is called in the thread when no call is waiting.
     """
 
     def __init__(self, name: str, limit: int, idle: Callable[[], None] = lambda: None):

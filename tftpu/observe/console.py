@@ -105,7 +105,7 @@ class Console(writers.Writer):
         self._line.set_phase("training")
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
-        """Prints a line of scalars; training scalars appear in the live line instead, if any."""
+        """Prints a line of scalars; a live line shows training scalars instead."""
         if split == writers.HOST:
             return
         if split == "train":

@@ -15,7 +15,7 @@ from tftpu.errors import UserError
 from tftpu.observe.writers import Writer
 
 FILE = "/tmp/hypertune/output.metrics"  # the agent's default path, if the environment names no file
-NEWEST = 100  # lines that Google's package keeps
+NEWEST = 100  # number of last lines to keep, as in Google's package
 
 
 class Hypertune(Writer):

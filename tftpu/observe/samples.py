@@ -61,7 +61,7 @@ def draw_captions(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
 
 
 def find_classes(values: Any) -> np.ndarray | None:
-    """Returns each example's class from labels, one-hot labels or outputs; None if not classes."""
+    """Returns each example's class from labels, one-hot labels or outputs; None for others."""
     if keras.tree.is_nested(values) or values is None:
         return None
     values = np.asarray(values)

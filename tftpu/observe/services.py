@@ -71,7 +71,7 @@ class MLflow(Writer):
 class WandB(Writer):
     """A writer to Weights & Biases, configured by environment variables (WANDB_PROJECT, ...).
 
-    When a workdir is resumed, its run there continues.
+    When a workdir is resumed, its Weights & Biases run continues.
     """
 
     def __init__(self, workdir: str):

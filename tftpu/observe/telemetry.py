@@ -33,7 +33,7 @@ _TPU_METRICS = (
     ("hbm_capacity_usage", "tpu_memory_gib", GIB, "max"),
     ("hbm_capacity_total", "tpu_memory_total_gib", GIB, "max"),
 )
-_NOTICEABLE = 1.0  # seconds since the last call; less waiting causes no alert
+_NOTICEABLE = 1.0  # seconds; shorter waits and evaluations cause no alert
 
 
 class Telemetry:
@@ -41,7 +41,7 @@ class Telemetry:
 
     Args:
         workdir: the folder whose disk is measured, unless it is remote; None: no disk is.
-        beat: called after each sample, in the thread.
+        beat: a function that is called after each sample, in the thread.
         every: seconds between two samples.
         tpu: whether this host has a TPU; without one, libtpu's monitoring hangs for minutes.
 

@@ -182,7 +182,7 @@ class TensorBoard(Writer):
         self.failures = (errors.OpError,)
         self._workdir = workdir
         self._start = start
-        self._config: Hyperparameters = {}  # empty once it is written
+        self._config: Hyperparameters = {}  # empty once the HParams tab has it
         self._writers: dict[str, Any] = {}  # tf.summary.SummaryWriter by folder
         self._written: dict[str, int] = {}  # approximate bytes in their files
 
@@ -214,7 +214,7 @@ class TensorBoard(Writer):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
-        self._write_hyperparameters("train")  # a run without evaluation has not written them yet
+        self._write_hyperparameters("train")  # not written yet if there was no evaluation
         for writer in self._writers.values():
             writer.close()
 

@@ -152,7 +152,7 @@ class _Place(Protocol):
         """Writes bytes at the end, and removes from `pending` what it wrote."""
 
     def change(self, edit: Callable[[bytes], bytes]) -> None:
-        """Replaces the content, if there is any and it changes."""
+        """Replaces the content, if there is any, by `edit(content)`."""
 
     def sync(self) -> None:
         """Makes the written bytes durable."""

@@ -2,7 +2,7 @@
 
     on a disk                 `.lock`, locked by the kernel until the process ends
     on a disk without locks   `.lock-beats`, with the owner's beats
-    in a bucket               `.lease`, with the owner's beats; replaced only by generation
+    in a bucket               `.lease`, with the owner's beats; replaced only if unchanged
 
 A lock without the kernel's help is renewed every `BEAT` seconds, and broken after `EXPIRES` seconds
 without a renewal. An owner that finds its lock gone or changed has lost it: `check` then fails.
@@ -95,7 +95,7 @@ def check_lock(workdir: files.StrPath) -> None:
 
 
 def find_lock(workdir: files.StrPath) -> object:
-    """Returns this process's lock of a workdir, or None; each `locked` block has a new lock."""
+    """Returns this process's lock of a workdir, or None; nested `locked` blocks share one lock."""
     return _held.get(_place(workdir))
 
 

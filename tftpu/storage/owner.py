@@ -112,8 +112,8 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
     Only the watcher's own clock counts: those of two machines may differ.
 
     Args:
-        look: returns the content of the lock, or None once the lock is gone.
-        say: reports why the call takes time.
+        look: a function that returns the content of the lock, or None once the lock is gone.
+        say: a function that reports why the call takes time.
     """
     first = look()
     if first is None:

@@ -48,7 +48,7 @@ def call(
     """Calls a function until it succeeds, or until the policy's time is up.
 
     Args:
-        function: makes the request; safe to repeat.
+        function: a function that makes the request, and is safe to repeat.
         transient: the errors that may disappear when the call is repeated.
         target: the address that is requested, for the log.
         tries: maximum number of calls, for errors that waiting does not fix; None: any number.
@@ -96,7 +96,7 @@ def _build_warner(target: str) -> Callable[[Exception], None]:
     def warn(error: Exception) -> None:
         nonlocal first, last
         now, kind = time.monotonic(), type(error).__name__
-        if now > first + POLICY.seconds:  # also a later request with the same policy
+        if now > first + POLICY.seconds:  # the first error of this request, or of a later one
             first = last = now
             cause = " ".join(str(error).split())[:_LONGEST]
             reason = f"{kind}: {cause}" if cause else kind

@@ -120,7 +120,7 @@ def seal(text: str) -> bytes:
 
 
 def check_seal(data: bytes) -> bool:
-    """Returns whether a text has a checksum by `seal`; raises ValueError if it does not match."""
+    """Returns whether a text has a checksum from `seal`; raises ValueError if it does not match."""
     found = _SEAL.search(data)
     if found and int(found[1], 16) != google_crc32c.value(data[: found.start()] + b"}"):
         raise ValueError("it does not match its checksum")

@@ -79,6 +79,6 @@ def can_jax_drive_tpus(is_installed: Callable[[str], bool] = is_installed) -> bo
     """Returns whether JAX can use a TPU with the packages installed here, and TensorFlow cannot.
 
     Args:
-        is_installed: returns whether a package is installed.
+        is_installed: a function that returns whether a package is installed.
     """
     return not is_installed("tensorflow-tpu") and all(map(is_installed, ("jax", "libtpu")))

@@ -310,11 +310,11 @@ def _suggest(name: str) -> str:
     for generation in GENERATIONS.values():  # xpk calls tpu7x-8 tpu7x-2x2x1
         for shape in generation.shapes:
             known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
-    begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # v6e-8 of v6e-8x
+    begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # finds v6e-8 in v6e-8x
     if begun and begun[0] in known.values():
         return f" Did you mean {begun[0]!r}?"
     given = _simplify(name)
-    number = re.search(r"\d", given)  # the generation's: v8-8 is not close to v4-8
+    number = re.search(r"\d", given)  # generations must match: v8-8 is not close to v4-8
     near = find_nearest(given, [k for k in known if number and k.startswith(number[0])])
     if near is None:
         return f" The generations are {', '.join([*GENERATIONS, *ALIASES])}."

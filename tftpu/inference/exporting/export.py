@@ -24,7 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # slow imports
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # slow to import
 _BATCHES = (5, 1)
 
 
@@ -33,8 +33,8 @@ class Exported(NamedTuple):
 
     Attributes:
         bytes: the size on disk.
-        difference: the largest difference between its outputs and the model's, over the largest
-            output.
+        difference: the largest difference between its outputs and the model's, divided by the
+            largest output.
     """
 
     bytes: int
@@ -155,7 +155,7 @@ def _compare_export(
     named: dict[str, Any] = {f"{n}/{k}": v for n, x in enumerate(calls) for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
-    # -I hides the working directory: only installed packages can be imported
+    # -I also ignores PYTHONPATH: only installed packages can be imported
     alone = "-P" if modules else "-I"
     script, package = _RUNTIMES / runtime, _IMPORTED.get(runtime)
     command = [sys.executable, alone, str(script)]

@@ -42,7 +42,7 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         raise UserError(
             f"--format=litert needs ai-edge-litert: run `{installation.command('litert')}`."
         )
-    # Bytes of the weights that the converter makes, float32 even for integers.
+    # Bytes of the converter's weights, which are float32 even if the export has integers.
     floats = 4 * serving.model.count_params()
     if floats > _MOST:
         raise UserError(
@@ -92,7 +92,7 @@ def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
 
 
 def _find_reason(message: str) -> str:
-    """Returns the names of missing operations in a message that holds the whole graph."""
+    """Returns the missing operations, or else the error, in a message with the whole graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = ("TF Select ops:", "Custom ops:")
     missing = [line.partition(":")[2].strip() for line in lines if line.startswith(kinds)]

@@ -13,8 +13,8 @@ import numpy as np
 
 from tftpu.inference.quantizing import SMALLEST
 
-_LARGEST = 127  # the integer of the largest value that shares a scale
-_OFF = 1e-4  # most by which float32 rounding moves an integer, as a share of a step
+_LARGEST = 127  # the integer of a channel's largest value
+_OFF = 1e-4  # largest distance of a value from an integer, due to rounding in float32
 
 
 def convert_to_integers(flatbuffer: bytes) -> bytes:
@@ -89,7 +89,7 @@ class _Added:
 
 
 def _find_integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """Returns the channels' dimension, int8 codes and float32 scales; None without integers."""
+    """Returns the channels' dimension, int8 codes and float32 scales; None if there are none."""
     for axis, channels in enumerate(value.shape):
         scale = _find_scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
         if scale is not None:
@@ -104,7 +104,7 @@ def _find_scales(rows: np.ndarray) -> np.ndarray | None:
     reach[reach == 0] = 1.0
     scale = reach / np.float32(_LARGEST)
     left = np.flatnonzero(~_is_integral(rows, scale))
-    # The scales belong to another dimension, or the values are not integers.
+    # No row fits: the scales belong to another dimension, or the values are not integers.
     if len(left) == len(rows):
         return None
     # If several channels shared a scale, as the heads of attention do, some do not reach 127.

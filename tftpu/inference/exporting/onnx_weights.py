@@ -15,7 +15,7 @@ from tftpu.inference.quantizing import Quantized
 
 
 def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
-    """Returns a model whose weights are integers instead of inputs.
+    """Returns a model that stores weights as integers instead of taking them as inputs.
 
     Args:
         model: an `onnx.ModelProto` whose last inputs are the weights in float32, as for

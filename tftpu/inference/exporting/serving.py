@@ -26,7 +26,7 @@ class Serving:
     """A model as a function that other programs can call.
 
     Args:
-        model: built on Keras's TensorFlow backend, outside of any strategy.
+        model: a model built on Keras's TensorFlow backend, outside of any strategy.
         inputs: the inputs in order.
         prepare: a function that maps the inputs, in their order, to the model's features.
         class_names: the class names by class id; None: unknown.
@@ -75,7 +75,7 @@ class Serving:
         [image] = self.inputs
 
         def of_files(encoded: Any) -> dict[str, Any]:
-            with tf.device("CPU:0"):  # the CPU decodes images, and resizes them to the same bits
+            with tf.device("CPU:0"):  # decodes and resizes images on a CPU, as in training
                 spec = tf.TensorSpec(image.shape, image.dtype)
                 images = tf.map_fn(decode, encoded, fn_output_signature=spec)
             return self.function(images)
@@ -206,7 +206,7 @@ def build_inputs(
     """Returns an exported model's inputs, and a function that maps them to its features.
 
     Args:
-        model: built.
+        model: the built model.
         features: the specs of a batch of its data, which give the sizes that the model leaves open.
         given: the result of `data.export_inputs`; None: the inputs of the model are used.
         chosen: names of inputs of a language model, including its tokens; None: the names in
@@ -235,7 +235,7 @@ def build_inputs(
         found.append(Input(name, shape, tensor.dtype, below, tried))
 
     def prepare(*values: Any) -> Any:
-        if isinstance(specs, Mapping):  # in the order of `specs`, not of the names
+        if isinstance(specs, Mapping):  # the values are in the order of `specs`, not sorted by name
             return dict(zip(specs, values, strict=True))
         return keras.tree.pack_sequence_as(specs, list(values))
 

@@ -136,7 +136,7 @@ def _name_columns(outputs: Nest) -> Columns:
 
 
 def _check_class_scores(outputs: Nest) -> np.ndarray:
-    """Returns outputs of the shape (examples, ..., classes) in float32.
+    """Returns outputs as an array, (examples, ..., classes); floats become float32.
 
     Raises:
         UserError: the outputs are not scores of classes.
@@ -152,7 +152,7 @@ def _check_class_scores(outputs: Nest) -> np.ndarray:
 def _find_likeliest(logits: np.ndarray, scores: np.ndarray, names: Sequence[str] | None) -> Columns:
     best = logits.argmax(-1)
     found: Columns = {"probability": np.take_along_axis(scores, best[..., None], -1)[..., 0]}
-    unknown = np.isnan(found["probability"])  # because logits are not finite
+    unknown = np.isnan(found["probability"])  # where logits are not finite
     if names is not None:
         found = {"class_name": _find_names(np.where(unknown, -1, best), [*names, ""])} | found
     return {"class": np.where(unknown, -1, best).astype(np.int32)} | found

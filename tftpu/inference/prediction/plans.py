@@ -51,7 +51,7 @@ def describe_difference(
         output: the folder.
         plan: the new plan.
         found: the plan of the folder.
-        different: the names of the parts in which they differ.
+        different: the names of the fields in which they differ.
     """
     said = []
     for name in different:

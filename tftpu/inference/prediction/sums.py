@@ -102,7 +102,7 @@ class Sums:
                 self.known.update(self._read(name))
 
     def start(self, shards: Iterable[str]) -> None:
-        """Starts to write the sums of this machine's shards, and restores damaged lines."""
+        """Opens this machine's file, after rewriting it if it differs from the known sums."""
         own = OwnFile(self._folder, self.name)
         entries = {"": Sum(0, ""), **{s: self.known[s] for s in shards if s in self.known}}
         data = b"".join(self._format_line(*entry) for entry in entries.items())

@@ -24,7 +24,7 @@ from tftpu.inference.server.text import Stopped
 Answer = Callable[[bytearray], Awaitable[Response]]
 _T = TypeVar("_T")
 LONG = 2**16  # bytes of JSON that the event loop itself may parse
-_LONGEST = 2**18  # bytes of a body; larger ones are read one at a time
+_LONGEST = 2**18  # bytes of a body; larger ones are parsed one at a time
 _BODIES = 16  # bodies of the largest size that the server may hold at a time
 _IGNORED = 4  # a body of more than so many times the limit is not read to its end
 
@@ -82,7 +82,7 @@ class Answered:
     Args:
         limits: the limits of requests.
         counts: the metrics, in which answers are counted.
-        is_compiling: returns whether answers wait because the model is compiled for their size.
+        is_compiling: a function that returns whether answers wait for a model to be compiled.
     """
 
     def __init__(self, limits: Limits, counts: Counts, is_compiling: Callable[[], bool]):
@@ -115,7 +115,7 @@ class Answered:
                 _release_memory()
 
     async def parse(self, parse: Callable[[dict[str, Any]], _T], body: bytearray) -> _T:
-        """Returns the parsed content of a body; a large body is read in a thread.
+        """Returns the parsed content of a body; a large body is parsed in a thread.
 
         The largest bodies are parsed one at a time: while one is parsed, no other Python code runs,
         and its objects take many times its memory. After each, other code runs for as long.

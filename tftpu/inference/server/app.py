@@ -37,7 +37,7 @@ class About:
     Attributes:
         name: the model's name in the addresses of TensorFlow Serving.
         version: the model's version in these addresses, 1 or more.
-        health, predict: Vertex AI's routes.
+        health, predict: the paths of Vertex AI's routes.
         hosts: the host names by which requests may address the server; see `origins.OwnHosts`.
 
     Raises:

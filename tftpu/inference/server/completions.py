@@ -21,7 +21,7 @@ from tftpu.inference.server.payloads import check_signature
 from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default
-_STOPS, _LONGEST_STOP = 4, 256  # OpenAI's limit of stops; characters of a stop
+_STOPS, _LONGEST_STOP = 4, 256  # OpenAI's limit of stop sequences; most characters of one
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
 # Fields that OpenAI's clients send, and the only value of each, besides null, that is accepted.
@@ -204,7 +204,7 @@ class Ending:
         return text[: len(text) - held], False
 
     def finish(self) -> str:
-        """Returns the characters that were held back, once the text has no more."""
+        """Returns the characters that were held back, at the end of the text."""
         return self._held
 
 

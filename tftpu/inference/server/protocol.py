@@ -31,7 +31,7 @@ class TimeoutProtocol(H11Protocol):
         self._wait(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops all timers."""
+        """Stops waiting."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -56,7 +56,7 @@ def listen(at: socket.socket) -> str:
 
 
 def _explain_taken(host: str, port: int, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # an OverflowError
+    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # OverflowError
     return UserError(
         f"Nothing can be served at {host}:{port} ({reason}): choose another --port (0 takes a free "
         "one) or --host."
@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._stop, self._ready, self._stopping = stop, ready, stopping
         self._loop: asyncio.AbstractEventLoop | None = None  # set once the server runs
-        self._hurried = not has_texts  # whether texts were ended, or there are none
+        self._hurried = not has_texts  # whether texts were ended, or the model writes none
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ def load(path: str) -> Served:
             single ONNX file.
 
     Raises:
-        UserError: the model does not exist, or its batch size is fixed.
+        UserError: the model does not exist, cannot be loaded, or has a fixed batch size.
     """
     if path.endswith(".onnx"):
         return _load_onnx(path)

@@ -33,7 +33,8 @@ class Language:
     Attributes:
         writer: the writer of its tokens.
         encode: a function that returns the tokens of a text.
-        decoder: returns, for a prompt, a function that maps the next tokens to their characters.
+        decoder: a function that returns, for a prompt, a function from the next tokens to their
+            characters.
         vocabulary: the number of tokens.
         context: the most tokens of a text that the model reads.
         device: "CPU" or "GPU".
@@ -138,8 +139,8 @@ class Texts:
 
         Args:
             sizes: the sizes of the programs.
-            report: a function that is called with the number of programs and the seconds since the
-                call, once all are compiled, if there are any.
+            report: a function that is called once all are compiled, with their number and the
+                seconds that this took; it is not called without sizes.
         """
         if not sizes:
             return
