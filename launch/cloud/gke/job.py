@@ -160,7 +160,7 @@ def check_slice(wanted: Slice) -> None:
 
 
 def check_account(name: str) -> None:
-    """Raises `UserError` if a service account is an e-mail address, as other launchers take."""
+    """Raises `UserError` if a service account is an e-mail address, as for other launchers."""
     if "@" in name:
         raise UserError(
             f"--service_account={name} is an account of Google Cloud. Give the name of the "
