@@ -28,7 +28,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     """Times the trainer, a bare step, the input pipeline and Keras's `fit`; prints a comparison.
 
     Args:
-        experiment: an experiment that is validated, but not yet for the available devices.
+        experiment: an experiment with valid fields, which may not fit the available devices.
         name: name of the config.
         compare: whether to time Keras's own `fit` as well.
     """
@@ -38,9 +38,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
-    # `TurnCallback` has batch methods, which would shorten device loops if no length is given.
+    # Without a given length, the batch methods of `TurnCallback` would shorten the device loops.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
-    # A turn has at least one log line, and whole device loops, after each of which callbacks run.
+    # A turn has whole device loops, because callbacks run between them, and at least one log line.
     steps = math.ceil(experiment.train.log_every / loop) * loop
     contestants: dict[str, Contestant] = {
         "trainer": lambda turn: _run_trainer(experiment, engine, turn),
@@ -60,7 +60,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         )
     if compare:
         contestants["keras fit"] = lambda turn: _run_keras_fit(experiment, engine, turn, "auto")
-        if not on_jax:  # without XLA, JAX runs one operation after the other
+        if not on_jax:  # without XLA, JAX would run each operation separately
             contestants["keras fit, no XLA"] = lambda turn: _run_keras_fit(
                 experiment, engine, turn, False
             )
@@ -171,12 +171,12 @@ def _wait_for_devices() -> None:
         jax.block_until_ready(jax.live_arrays())
 
 
-# A function that trains until its turn raises `ContestantStopped`.
+# A function that runs steps until the call of its `ContestantThread` raises `ContestantStopped`.
 Contestant = Callable[[ContestantThread], None]
 
 
 class TurnCallback(keras.callbacks.Callback):
-    """Reports the steps of `fit` to its thread, which ends the turn."""
+    """Reports the steps of `fit` to the contestant's thread, which waits at the end of a turn."""
 
     def __init__(self, turn: ContestantThread):
         super().__init__()
@@ -190,7 +190,7 @@ class TurnCallback(keras.callbacks.Callback):
 
 
 def _run_trainer(experiment: Experiment, engine: Engine, turn: ContestantThread) -> None:
-    """Runs everything that `tftpu train` runs in a step: pipeline, device loop, log, events."""
+    """Runs all that `tftpu train` runs in a step: pipeline, device loop, log, event files."""
     with tempfile.TemporaryDirectory() as workdir:
         with engine.scope():
             trainer = build.build_trainer(experiment, workdir)

@@ -27,7 +27,7 @@ def answer(load: "Callable[[], dict[str, Command]]") -> None:
         return
     try:
         import argcomplete
-    except ImportError:  # the shell asks, but this environment lacks it
+    except ImportError:  # argcomplete is missing in this environment
         return
     argcomplete.autocomplete(_build_parser(load()), always_complete_options="long")
 

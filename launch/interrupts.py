@@ -33,8 +33,8 @@ class _Noting:
 def noting() -> Iterator[None]:
     """Records a Ctrl-C in the block for `was_interrupted` and `raise_lost`.
 
-    C code that calls back into Python may drop the interrupt or raise another error in its place:
-    TensorFlow, while it traces, reports that a sequence has too few items.
+    C code that calls back into Python may drop the interrupt or raise another error in its place.
+    TensorFlow's tracing, for example, raises an error about a sequence with too few items.
     """
     if not _raises_at_interrupt():
         yield
@@ -54,7 +54,7 @@ def was_interrupted(error: BaseException) -> bool:
 
 
 def raise_lost() -> None:
-    """Raises `KeyboardInterrupt` if a Ctrl-C was recorded, because a library dropped it."""
+    """Raises `KeyboardInterrupt` if a Ctrl-C was recorded that a library has dropped."""
     if _is_noted():
         raise KeyboardInterrupt
 

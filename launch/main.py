@@ -58,7 +58,7 @@ class Command:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The flags; the first may be given as a positional argument."""
+        """The flags. If one may be given as a positional argument, it is the first."""
         return list_flags(self.options)
 
     @property
@@ -68,7 +68,7 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The first line of the help."""
+        """The first line of the help, without "usage: "."""
         needed = [f.usage for f in self.flags if f.required]
         shown = [flag.usage if flag.required else f"[{flag.usage}]" for flag in self.flags[:1]]
         words = shown if self.flags and self.flags[0].word else []
@@ -320,7 +320,7 @@ def _find_source(module: str) -> Path:
 
 
 def _read_docstring(path: Path) -> str:
-    """Reads a docstring from the file of a module, because `python -OO` removes it there."""
+    """Reads a docstring from a module's file, because `python -OO` removes it from the module."""
     return path.read_text().split('"""', 2)[1].strip()
 
 

@@ -37,7 +37,7 @@ def is_reader_gone() -> bool:
 
 def _wrap_stream(stream: TextIO, notices: int | None) -> TextIO:
     stream.flush()
-    # Without a buffer (PYTHONUNBUFFERED), each line is written at once as well.
+    # A stream without a buffer (PYTHONUNBUFFERED) is replaced by one that writes line by line.
     by_line = getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False)
     return io.TextIOWrapper(
         io.BufferedWriter(_LossyDescriptor(stream.fileno(), notices)),

@@ -1,4 +1,4 @@
-"""Starts commands: imports TensorFlow, and builds the command lines of further processes."""
+"""Imports TensorFlow for commands, and builds the command lines of further processes."""
 
 import importlib.util
 import os

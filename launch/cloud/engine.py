@@ -1,4 +1,4 @@
-"""Chooses the engine that trains a config on a slice, whose machines install its packages."""
+"""Checks that a config can be trained on a slice, and chooses the engine to install there."""
 
 from tftpu.config import ClusterConfig, Experiment
 from tftpu.config.mesh import AUTO, check_between_slices, count_batch_shards, mesh_sizes
@@ -43,7 +43,7 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
 
 
 def _count_data_shards(cluster: ClusterConfig, wanted: Slice) -> int | None:
-    """Returns the number of shards of a global batch; None if the machines choose the mesh."""
+    """Returns the number of shards of a global batch; None if the mesh is chosen on the machine."""
     if cluster.mesh == AUTO:
         return None
     return count_batch_shards(mesh_sizes(cluster.mesh, wanted.replicas))

@@ -11,7 +11,7 @@ from tftpu.launch.diagnosis.cloud import LOGIN
 from tftpu.storage import buckets
 from tftpu.storage.buckets import BucketError
 
-NO_ANSWER = 0  # the status of a request that the service did not answer, in place of HTTP's
+NO_ANSWER = 0  # stands for the HTTP status of a request that got no answer
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class ApiService:
 
     Attributes:
         name: the service's name in messages, such as "the cluster".
-        messages: texts by HTTP status, with `{what}` for the attempt and `{said}` for the answer.
+        messages: templates by HTTP status; `{what}` is the attempt, and `{said}` the answer.
         read_error: returns the status of a client's error (`NO_ANSWER` if none came) and the
             service's message; None for an error of another kind.
     """
@@ -118,7 +118,7 @@ def require(module: str, clients: str = "clients of Google Cloud are", extra: st
 
     Args:
         module: the module of the library.
-        clients: the library with its verb, for the message, such as "client of Kubernetes is".
+        clients: the message's subject and verb, such as "client of Kubernetes is".
         extra: the extra of tftpu that installs it.
     """
     try:
@@ -158,7 +158,7 @@ class BucketFolder:
 
     def __init__(self, path: str):
         self._path = path
-        self._seen = collections.Counter[str]()  # the number of bytes of each file that were read
+        self._seen = collections.Counter[str]()  # the number of bytes read so far of each file
 
     def print_new(self, name: str) -> None:
         """Prints the complete lines that were appended to a file since the last call."""

@@ -59,8 +59,8 @@ class CloudJob:
         }
         for item in filter(None, self.labels.split(",")):
             key, equals, value = item.partition("=")
-            # Kubernetes requires a letter or a digit at both ends; the other rules are also those
-            # of Google Cloud.
+            # Only Kubernetes requires a letter or a digit at both ends; the other rules are Google
+            # Cloud's as well.
             if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
                 raise UserError(
                     f"--labels={self.labels}: {item!r} is not key=value. A key has lower-case "
@@ -141,7 +141,7 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
         # A shell that is process 1 of a container ignores every signal that it does not trap.
         "trap 'exit 143' TERM",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
-        # tftpu's image holds the TensorFlow for TPUs; installing the JAX engine would overwrite it.
+        # In the image's environment, the JAX engine would overwrite the TensorFlow for TPUs.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.build_script(workdir, arguments),
     ]

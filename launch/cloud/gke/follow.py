@@ -65,7 +65,7 @@ class _JobSetWatcher:
             self._end_waiting(jobset, pods)
 
     def _look(self) -> tuple[JobSet, list[Pod]]:
-        """Returns the JobSet, and its pods sorted by the numbers of slice and host."""
+        """Returns the JobSet, and its pods sorted by slice and host."""
         jobset = self._cluster.find(self._name)
         if jobset is None:
             raise UserError(
@@ -85,7 +85,7 @@ class _JobSetWatcher:
                 log.print_new()
 
     def _print_state(self, jobset: JobSet, pods: list[Pod]) -> None:
-        """Prints how many pods run and why the others wait, whenever that changes."""
+        """Prints how many pods run and why one of the others waits, whenever that changes."""
         said = f"{sum(pod.runs for pod in pods)} of {_count_expected_pods(jobset)} pods run"
         restarts, limit = _count_restarts(jobset), jobset["spec"]["failurePolicy"]["maxRestarts"]
         if restarts:
@@ -119,7 +119,7 @@ class _JobSetWatcher:
         )
 
     def _describe_failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
-        """Returns why the run failed; prints the failed pod's last lines if they are new."""
+        """Returns why the run failed; prints the last lines of the pod unless it is the first."""
         said = failed.get("message") or failed.get("reason") or "no reason was given"
         pod = gke_pods.find_cause(pods)
         if pod is None:
@@ -141,7 +141,7 @@ class _JobSetWatcher:
 
 
 def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:
-    """Returns a condition of a JobSet if it is true; otherwise None."""
+    """Returns a condition of a JobSet if its status is true; otherwise None."""
     found = jobset.get("status", {}).get("conditions") or ()
     return next((c for c in found if c["type"] == kind and c["status"] == "True"), None)
 
@@ -151,6 +151,6 @@ def _count_restarts(jobset: JobSet) -> int:
 
 
 def _count_expected_pods(jobset: JobSet) -> int:
-    """Returns the number of pods of a JobSet."""
+    """Returns the number of pods that a JobSet has when all run."""
     jobs = jobset["spec"]["replicatedJobs"]
     return sum(j.get("replicas", 1) * j["template"]["spec"]["parallelism"] for j in jobs)

@@ -27,7 +27,7 @@ _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
 _DISK = {"ephemeral-storage": "10Gi"}  # space for packages; Autopilot would allow 1 GiB
 _GRACE_S = 300  # seconds in which a pod may save after a signal
-_KEPT_S = 86400  # seconds for which a JobSet's logs are kept after its end; it runs nothing then
+_KEPT_S = 86400  # seconds for which an ended JobSet, which runs nothing any more, keeps its logs
 
 JobSet = dict[str, Any]  # a JobSet as JSON, with the field names of the Kubernetes API
 
@@ -111,7 +111,7 @@ class GkeJob(job.CloudJob):
         }
 
     def _build_pod(self) -> dict[str, Any]:
-        """Returns the pod of each host."""
+        """Returns the specification of each host's pod."""
         arguments = self.build_arguments(self.workdir)
         tpus = {_TPU: str(self.slice.chips_per_host)}
         pod: dict[str, Any] = {
@@ -160,7 +160,7 @@ def check_slice(wanted: Slice) -> None:
 
 
 def check_account(name: str) -> None:
-    """Raises `UserError` if a service account is an e-mail address, as other launchers take."""
+    """Raises `UserError` if a service account is an e-mail address, as for other launchers."""
     if "@" in name:
         raise UserError(
             f"--service_account={name} is an account of Google Cloud. Give the name of the "

@@ -25,9 +25,9 @@ class Pod:
         name: name of the pod.
         index: the number of its slice, and the number of its host in that slice.
         started: whether it runs, or has run.
-        waits_for: why it does not run; "" if it runs, or if the reason is unknown.
-        code: its exit code; None while it runs.
-        ended_by: Kubernetes's reason for the end, such as "OOMKilled"; "" while it runs.
+        waits_for: why it has not started; "" if it has, or if the reason is unknown.
+        code: its exit code; None before its end.
+        ended_by: Kubernetes's reason for the end, such as "OOMKilled"; "" before its end.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Pod:
 
 
 def read_pods(cluster: ClusterNamespace, jobset: str) -> list[Pod]:
-    """Returns the pods of a JobSet, sorted by the numbers of slice and host."""
+    """Returns the pods of a JobSet, sorted by slice and host."""
     found = [_convert_pod(pod) for pod in cluster.list_pods(jobset)]
     return sorted(found, key=lambda pod: (pod.index, pod.name))
 

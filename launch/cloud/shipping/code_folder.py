@@ -62,7 +62,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
     if secrets:
         shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
-        # JSON has no comments, and a comment cannot excuse a file's name.
+        # JSON has no comments, and no comment helps against a suspicious file name.
         has_comments = any(
             ", line " in why and not name.endswith((".json", ".ipynb"))
             for name, why in secrets.items()
@@ -136,7 +136,7 @@ def _list_files(folder: Path) -> list[str]:
 
 
 def _walk_folder(folder: Path) -> list[str]:
-    """Returns the paths of all files and links, without folders that are never sent."""
+    """Returns the paths of all files and links outside of folders that are never sent."""
     found = []
     for path, folders, names in os.walk(folder):
         here = Path(path)

@@ -85,7 +85,7 @@ def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str
     while waiting:
         module = waiting.pop()
         file = _find_file(folder, module)
-        # In a clone of tftpu, the installed package is imported.
+        # `tftpu` is the installed package, even if the folder is a clone of tftpu.
         if file is None or module.partition(".")[0] == "tftpu":
             others.add(module)
         elif module not in within:

@@ -152,13 +152,13 @@ def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
     for what, marks, find in _build_searches():
         for begin, end in (piece for mark in marks for piece in _iterate_pieces(text, mark)):
             if any(map(_is_value, find(text[begin:end]))):
-                rest = text.find("\n", end)  # includes the end of the line, where the comment is
+                rest = text.find("\n", end)  # the end of the line, where the allowlist comment is
                 if not _ALLOWED.search(text[begin : rest if rest >= 0 else None]):
                     yield what, text.count("\n", 0, begin) + 1
 
 
 def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yields begin and end of each line with a mark, or of the text around it in a long line."""
+    """Yields start and end of each line with a mark; of a long one, only those around the mark."""
     found = text.find(mark)
     while found >= 0:
         least = max(0, found - _REACH)
@@ -186,9 +186,9 @@ def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 
 
 def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
-    """Yields the matches of a pattern, or only the group of a match, if a group matched.
+    """Yields the matches of a pattern; if a group of it matched, only the text of the group.
 
-    A key of one repeated character is removed, because the real one may follow: "000…" or "…".
+    A key of one repeated character is a placeholder, left out because the real one may follow.
     """
     for match in form.finditer(_ZEROS.sub("", text)):
         yield match[match.lastindex or 0]

@@ -113,10 +113,11 @@ class _Rental:
         self._ending = f"this deletes it: {shlex.join(rented.build_delete_command())}"
 
     def request(self, order: TpuVmJob) -> None:
-        """Requests the slice and waits until it is ready. The caller handles a preemption.
+        """Requests the slice and waits until it is ready.
 
         Raises:
             UserError: the request was rejected, or no slice was available.
+            _Preempted: the slice was preempted.
         """
         try:
             self._create(order)
@@ -130,10 +131,11 @@ class _Rental:
             raise
 
     def follow(self) -> None:
-        """Follows the run, then deletes the slice unless it is kept. Preemptions are the caller's.
+        """Follows the run, then deletes the slice unless it is kept.
 
         Raises:
             UserError: no slice was available, or the run failed.
+            _Preempted: the slice was preempted.
         """
         workers = SliceWorkers(self._rented)
         try:

@@ -20,7 +20,7 @@ class JobKind(NamedTuple):
 
     Attributes:
         message: name of the job's class in the SDK.
-        field: the name in the SDK's requests and methods.
+        field: name of the job in the SDK's requests and methods, such as "custom_job".
         command: the command of `gcloud ai`.
     """
 
@@ -81,7 +81,7 @@ def submit(
 def _find(
     client: "JobServiceClient", kind: JobKind, order: VertexJob, display_name: str
 ) -> list[str] | None:
-    """Returns the names of the jobs with a display name; None if they cannot be listed."""
+    """Returns the resource names of the jobs with a display name; None if listing failed."""
     request = {"parent": order.parent, "filter": f'display_name="{display_name}"'}
     list_jobs = getattr(client, f"list_{kind.field}s")
     try:

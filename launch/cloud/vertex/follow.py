@@ -49,7 +49,7 @@ def _find_run_folder(job: "CustomJob", name: str) -> str:
 
 
 def follow_search(client: "JobServiceClient", name: str) -> None:
-    """Prints each trial of a job when it ends, and the best trials after the last one.
+    """Prints each trial of a job when it ends, and the best trials when the watching ends.
 
     Args:
         client: the SDK's client.

@@ -41,7 +41,7 @@ _OWN = {
 _CLOSEST = 1e-10  # the smallest difference between two numbers of a choice
 _MOST = 1000  # most numbers in a choice
 _MOST_TRIALS = 2**31 - 1  # the most trials that the field of the service's message can hold
-# Lines of bash that build the flags of a trial. Its folder has the trial's number as name, so a
+# Lines of bash that build the flags of a trial. Its folder is named after its number, so a
 # preempted trial resumes. Vertex AI's TensorBoard reads the folder `logs` in it.
 _TRIAL = """\
 trial="${AIP_CHECKPOINT_DIR%%/}"

@@ -50,7 +50,7 @@ class VertexJob(job.CloudJob):
 
     @property
     def run_folder(self) -> str:
-        """The workdir of the run. Vertex AI's TensorBoard reads `logs` in the job's folder."""
+        """The workdir of the run, which is `logs` in the job's folder if Vertex AI shows events."""
         folder = f"{self.workdir}/{self.subfolder}" if self.subfolder else self.workdir
         return f"{folder}/logs" if self.tensorboard else folder
 
@@ -73,7 +73,7 @@ class VertexJob(job.CloudJob):
 
         Args:
             container: the fields of its container, without the image.
-            output: "gs://bucket/folder" that Vertex AI names in the container's environment.
+            output: "gs://bucket/folder" that Vertex AI passes on, as in AIP_CHECKPOINT_DIR.
 
         Raises:
             UserError: a value that Vertex AI would reject.

@@ -18,7 +18,7 @@ _WRITERS = f"--{OVERRIDE}train.writers="
 
 
 def format_ended(job: "HyperparameterTuningJob") -> dict[str, str]:
-    """Returns a line for each trial that has ended, by its number."""
+    """Returns a line for each trial that has ended, by the number of the trial."""
     return {trial.id: _format_row(trial) for trial in job.trials if trial.state.name in _ENDED}
 
 
@@ -54,7 +54,7 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides that all trials have, without the one that only the job needs."""
+    """Returns the overrides that all trials have, except the writers, which only the job needs."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 

@@ -138,7 +138,7 @@ def _open_journal(options: Options, space: Space) -> Journal:
 def _search_known(
     options: Options, space: Space, targets: Sequence[Slice], journal: Journal
 ) -> Search | None:
-    """Returns a finished search of the journal, without TensorFlow; None if results are missing."""
+    """Returns the search if the journal has all of its results; None if TensorFlow is needed."""
     if space.experiment.train.epochs is not None or journal.facts is None:
         return None
     if not space.list_states(targets).keys() <= journal.facts.states.keys():
@@ -222,7 +222,7 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     file = space.experiment.config_file
     config = config_flags.find_config_of_run(options.config)
     command = table.format_command("train", config or "CONFIG", *words)
-    # The folder of a run of a config of tftpu may be named like another config.
+    # For a config of tftpu, `config` is only a guess from the name of the run's folder.
     parts = "flags" if file and config else "config and the flags"
     return [f"  {command}", f"  with the {parts} that the run was trained with"]
 

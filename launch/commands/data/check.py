@@ -77,7 +77,7 @@ def run(options: Options) -> None:
         if options.gate:
             conditions.check("--gate", options.gate, experiment)
         own_model = not own_code.is_of_tftpu(type(experiment.model))
-        if own_model:  # it is built, with Keras
+        if own_model:  # the checks build the user's model, with Keras
             selection.choose_backend(experiment.cluster)
         import_tensorflow()
         leave_devices_alone()
@@ -90,12 +90,12 @@ def run(options: Options) -> None:
 
 
 def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterator[Finding]:
-    """Yields the findings of all checks; after errors in shapes or images, there are no others.
+    """Yields the findings of all checks; errors in shapes or images end the checks.
 
     Args:
         experiment: the experiment.
         options: options of the command.
-        own: whether the model's class is the user's, so that the model is built to check it.
+        own: whether the model's class is the user's; such a model is built to check it.
     """
     data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
     with reporting("Opening the data"):

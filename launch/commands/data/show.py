@@ -89,8 +89,8 @@ def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     import tensorflow as tf
 
     whole = data.global_batch_size
-    # Read as the first of several hosts, so that only its shard of the batch is decoded: there are
-    # as many hosts as leave enough examples in the shard.
+    # Only the first host's shard of a batch is decoded, so the number of hosts is the largest with
+    # enough examples in a shard.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(getattr(data, "source", data), "training"):

@@ -35,9 +35,9 @@ _ENDINGS = {
     "litert": ".tflite",
     "keras": ".keras",
     "saved_model": "",
-    "preset": "",  # a folder of KerasHub
+    "preset": "",  # a preset is a folder
 }
-_WHOLE = ("keras", "preset")  # the model itself, with all of its weights and inputs
+_WHOLE = ("keras", "preset")  # formats of the Keras model itself, with all of its inputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,8 @@ def run(options: Options) -> None:
                 f"--format=preset writes models of KerasHub, and the model of {options.workdir!r} "
                 f"is {type(experiment.model).__name__}: use saved_model, onnx, litert or keras."
             )
-        # All formats are made from TensorFlow's graph, and a checkpoint is the same on both
-        # engines.
+        # Exports need the TensorFlow engine, which also restores the checkpoints of the JAX
+        # engine.
         experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
         experiment.train.precision = "float32"
         trainer, step, _ = finished.restore_without_data(experiment, options.workdir)
@@ -187,7 +187,7 @@ def _check_bits(options: Options, form: str) -> None:
 
 
 def _parse_names(listed: str, form: str) -> list[str]:
-    """Returns the names of `--inputs`."""
+    """Returns the names in the value of `--inputs`, after checking that the format takes them."""
     if form in _WHOLE:
         raise UserError(
             f"--format={form} writes the model itself, which has all of its inputs: leave out "
@@ -200,7 +200,7 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
-    """Returns the model without class names; if its inputs are images, it takes uint8 pixels."""
+    """Returns the Keras model to export; it takes images as uint8 pixels, unless preprocessed."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
@@ -211,7 +211,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving
 
         model.preprocessor = presets.load_preprocessor(experiment.model)
     prepared, given = experiment.prepared_data, None
-    if prepared is experiment.data:  # a preprocessor stays outside of the file
+    if prepared is experiment.data:  # without a preprocessor, which is not exported
         with own_code.failures_of_class(experiment.data, "export_inputs"):
             given = experiment.data.export_inputs()
     if given is not None:
@@ -221,7 +221,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving
 
 
 def _add_pixel_input(model: Any, data: DataConfig) -> Any:
-    """Returns a model of uint8 pixels: a layer that scales them is put before the given model."""
+    """Returns a model that takes uint8 pixels: a layer that scales them, then the given model."""
     from tftpu.models.layers import pixels
 
     scales = type(data).export_inputs in (Images.export_inputs, StreamedImages.export_inputs)
@@ -243,7 +243,7 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     """Returns the lines of Python that read a `.keras` file."""
     from tftpu.inference.exporting.export import list_modules
 
-    # Importing the package registers the classes of all of its modules.
+    # Importing keras_hub registers the classes of all of its modules.
     modules = list_modules(serving.model)
     found = sorted({"keras_hub" if m.startswith("keras_hub.") else m for m in modules})
     own = [name for name in found if name.partition(".")[0] not in ("keras", "tftpu")]
@@ -251,5 +251,5 @@ def _describe_reading(serving: "Serving", path: str) -> str:
     imported = ", ".join([reader, *own])
     own = [name for name in own if name != "keras_hub"]
     note = f", with {' and '.join(own)} on Python's path" if own else ""
-    # The file has no loss, which Keras warns of.
+    # Without compile=False, Keras warns that the file has no loss.
     return f"import {imported}; model = {reader}.load_model({path!r}, compile=False){note}"

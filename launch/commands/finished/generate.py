@@ -85,7 +85,7 @@ def run(options: Options) -> None:
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
-            compiled = None  # the compiled program uses averaged weights of the adapters, if any
+            compiled = None  # it would use the adapters' averaged weights
         writer = open_writer(trainer.model, stop, context, compiled)
         writer.check(tokens, options.tokens)
         rows = build_rows(tokens, options.tokens, sampling, options.seed)
@@ -130,7 +130,7 @@ def _read_input(options: Options) -> bytes:
 
 
 def _list_prompts(options: Options, content: bytes, data: DataConfig) -> list[str]:
-    """Returns the prompts; in a table, of the field "prompt" or the prompt field of the data."""
+    """Returns the prompts; a table has them in the field "prompt" or the data's prompt field."""
     if options.input is None:
         return [options.prompt or ""]
     own = str(getattr(data, "prompt", None) or "")

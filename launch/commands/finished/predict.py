@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("jsonl", "csv", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
-_FIELDS = 5  # names of fields that are suggested
+_FIELDS = 5  # most field names that the advice on --keep lists
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,7 @@ def _restore(
 
 
 def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bool:
-    """Writes the missing predictions, and a summary; returns whether all machines' rows exist."""
+    """Writes missing predictions, and a summary; returns whether the rows of all machines exist."""
     from tftpu.inference.predict import predict
 
     progress = ProgressPrinter()
@@ -218,7 +218,8 @@ def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bo
             f"{job.output} cannot be written ({error.strerror or error}): run the same command "
             "again once it can be written."
         ) from error
-    others = progress.found > 0 or job.machine[1] > 1  # wrote some of the rows
+    # Earlier runs or other machines may have written some of the rows.
+    others = progress.found > 0 or job.machine[1] > 1
     print_summary(job, records, complete, others)
     return complete
 
@@ -266,7 +267,7 @@ def _check_output_name(options: Options) -> None:
 
 
 def _check_table(options: Options) -> None:
-    """Raises `UserError` for wrong flags of a table, before hours are spent on its rows."""
+    """Raises `UserError` for wrong flags of the BigQuery table, before its rows take hours."""
     if (options.format == "bigquery") != (options.table is not None):
         raise UserError(
             "--format=bigquery and --table=PROJECT.DATASET.TABLE must be given together."

@@ -220,7 +220,7 @@ def _sum_by_kind(profile: Profile) -> dict[str, float]:
 
 
 def _shorten_name(name: str) -> str:
-    """Returns an operation's name without the loops and tapes around it."""
+    """Returns an operation's name without the loops, conditions and gradient tapes around it."""
     outer = ("while", "body", "cond", "gradient_tape")
     return "/".join(p for p in name.split("/") if p not in outer and not p.startswith("_"))
 

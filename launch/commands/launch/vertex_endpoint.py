@@ -212,7 +212,7 @@ def _check_run(workdir: str) -> None:
 
 
 def _has_local_tokens(data: DataConfig) -> bool:
-    """Returns whether the meaning of a language model's tokens is only in local files."""
+    """Returns whether only local files say what text a language model's tokens stand for."""
     if getattr(data, "tokenizer", None):
         return True
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):

@@ -63,7 +63,7 @@ def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def format_value(value: Any) -> str:
-    """Formats a value as a flag takes it; a value that no flag takes, as its class."""
+    """Formats a value as a flag takes it; if no flag takes it, as the name of its class."""
     if isinstance(value, KerasObject):
         known = value.description["config"].items()
         settings = ", ".join(f"{k}={v!r}" for k, v in known if v is not None and v is not False)
