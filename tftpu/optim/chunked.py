@@ -94,7 +94,7 @@ def chunked_crossentropy(
             value = plain + smoothing * true - smoothing / matrix.shape[0] * everything
 
         def gradient(*upstreams):
-            # JAX gives one tuple, TensorFlow each upstream.
+            # JAX passes the gradients as one tuple, TensorFlow as separate arguments.
             upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
             d_hidden, d_matrix = _propagate(chunks, tokens, known, log_sum, upstream, smoothing)
             d_hidden = rows.divide_tokens(d_hidden)
@@ -235,7 +235,7 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     if not divided or keras.backend.standardize_dtype(hidden.dtype) == "float16":
         return False
     batch, time, _ = hidden.shape
-    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits in memory
+    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits of each text
     return enough and classes // rows.count < batch * time
 
 
@@ -387,7 +387,7 @@ def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, coun
     It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
+    row = ops.where(row < own, row, -1)  # or a later part's label would match the padding
     return row[..., None] == list_classes(first, count)
 
 

@@ -12,7 +12,7 @@ from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError, counted
 
 Device = Any  # a jax.Device, which type checkers treat as a variable, not a type
-WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard the largest dimension of a weight, without rules
+WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard a weight's largest dimension and need no rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ class TensorFlowBuiltStep:
             )
         examples = count_examples(batch_spec) // self._state.options.gradient_accumulation_steps
         microbatch = replace_examples(batch_spec, examples)
-        # Lowered for a CPU, because one of our TPU kernels would hide its products.
+        # Lowered for a CPU, because matrix products inside TPU kernels would not be visible.
         forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
         return LoweredStep(
             program=hlo,
@@ -242,7 +242,7 @@ def to_hlo(
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch, and the names of the program's parameters.
 
-    Args: `stage` as for `internals.lower_to_hlo`; `layers` are the names for error messages.
+    Args: `stage`: as for `internals.lower_to_hlo`; `layers`: the layers' names, for error messages.
     """
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     with warnings.catch_warnings():  # nothing runs, so dense gradients of embeddings need no memory
