@@ -107,7 +107,7 @@ def chunked_crossentropy(
 
 
 class _Chunks:
-    """The rows of a matrix in shards, each divided into chunks; shards compute a chunk at a time.
+    """The rows of a matrix in shards of several chunks; each shard computes one chunk at a time.
 
     Args:
         matrix: (classes, width).
@@ -222,9 +222,9 @@ def _propagate(
 def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     """Returns whether `summed_crossentropy` is faster than `chunked_crossentropy`, and safe.
 
-    Chunk by chunk, the former adds to the gradient of a device's rows in memory, the latter to the
-    gradient of the tokens; the smaller gradient is faster. A device with all rows usually has more
-    rows than tokens. The former applies the sum's factor last, so in float16 it may overflow.
+    In each iteration, the former reads and writes the gradient of a device's rows, the latter that
+    of the tokens, so the one with the smaller gradient is faster. A device with all rows usually
+    has more rows than tokens. The former scales its gradient last, so float16 may overflow.
 
     Args:
         rows: the placement of the matrix's rows on devices.

@@ -169,7 +169,7 @@ class TensorFlowLowering:
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
-    """A strategy of N replicas for tracing one: plain variables, and collectives as XLA ops."""
+    """A strategy of N replicas, to trace one: plain variables, and collectives as XLA ops."""
 
     def __init__(self, replicas: int):
         super().__init__(_Extended(self, replicas))
@@ -178,7 +178,7 @@ class OneReplicaStrategy(tf.distribute.Strategy):
 class _Extended(internals.OneDeviceExtended):
     """Implements `OneReplicaStrategy.extended`, a private interface of TensorFlow 2.19 to 2.21.
 
-    Pyright infers literal return types from the base class (1 replica, and True for merge calls).
+    Pyright rejects two overrides: it infers literal return types, 1 and True, of the base class.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
