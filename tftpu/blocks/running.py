@@ -41,7 +41,7 @@ class RunsBlocks(Protocol):
 
 @contextlib.contextmanager
 def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
-    """Makes a model recompute its blocks, or loop over them, in the context; same results.
+    """Makes a model recompute or loop over its blocks in the context; the results are the same.
 
     Args:
         model: the model.
@@ -206,9 +206,10 @@ def has_blocks(model: keras.Model) -> bool:
 
 
 def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
-    """Returns the blocks to recompute; if there are none, the segments by the id of their graph.
+    """Returns the blocks to recompute; if there are none, the segments of graphs, by graph id.
 
-    If the graphs are too short for segments as well, returns blocks of one class that may differ.
+    If the graphs are too short for segments, returns the layers made of layers whose class occurs
+    several times, with any shapes of weights.
     """
     blocks = structure.find_blocks(model)
     cut = {} if blocks else segments.find_segments(model)
@@ -256,7 +257,8 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
 def count_input_bytes(model: keras.Model, length: int) -> int:
     """Returns the bytes of the inputs of a model's blocks, which its backward pass needs.
 
-    It counts one example, and only blocks in chains whose input shapes are known.
+    It counts one example, and inputs with at most one unknown dimension; the blocks must be in
+    chains, or be those of `tftpu.models`.
 
     Args:
         model: the model.

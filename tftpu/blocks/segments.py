@@ -35,7 +35,7 @@ class Segment(NamedTuple):
 
 
 def find_segments(model: keras.Model) -> dict[int, list[Segment]]:
-    """Returns the segments of the graphs of a model and of the models inside, by graph id.
+    """Returns the segments of the graphs of a model and of the models inside it, by graph id.
 
     Graphs that would be a single segment are left out.
     """

@@ -94,7 +94,7 @@ def chunked_crossentropy(
             value = plain + smoothing * true - smoothing / matrix.shape[0] * everything
 
         def gradient(*upstreams):
-            # JAX gives one tuple, TensorFlow each upstream.
+            # JAX passes the gradients as one tuple, TensorFlow as separate arguments.
             upstream = rows.gather_tokens(keras.tree.flatten(upstreams)[0])
             d_hidden, d_matrix = _propagate(chunks, tokens, known, log_sum, upstream, smoothing)
             d_hidden = rows.divide_tokens(d_hidden)
@@ -107,7 +107,7 @@ def chunked_crossentropy(
 
 
 class _Chunks:
-    """The rows of a matrix in shards, each divided into chunks; shards compute a chunk at a time.
+    """The rows of a matrix in shards of several chunks; each shard computes one chunk at a time.
 
     Args:
         matrix: (classes, width).
@@ -222,9 +222,9 @@ def _propagate(
 def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     """Returns whether `summed_crossentropy` is faster than `chunked_crossentropy`, and safe.
 
-    Chunk by chunk, the former adds to the gradient of a device's rows in memory, the latter to the
-    gradient of the tokens; the smaller gradient is faster. A device with all rows usually has more
-    rows than tokens. The former applies the sum's factor last, so in float16 it may overflow.
+    In each iteration, the former reads and writes the gradient of a device's rows, the latter that
+    of the tokens, so the one with the smaller gradient is faster. A device with all rows usually
+    has more rows than tokens. The former scales its gradient last, so float16 may overflow.
 
     Args:
         rows: the placement of the matrix's rows on devices.
@@ -235,7 +235,7 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     if not divided or keras.backend.standardize_dtype(hidden.dtype) == "float16":
         return False
     batch, time, _ = hidden.shape
-    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits in memory
+    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits of each text
     return enough and classes // rows.count < batch * time
 
 
@@ -387,7 +387,7 @@ def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, coun
     It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # no label is at the padding behind a part
+    row = ops.where(row < own, row, -1)  # or a later part's label would match the padding
     return row[..., None] == list_classes(first, count)
 
 

@@ -13,7 +13,7 @@ class SmoothedCrossentropy(keras.losses.Loss):
     """Cross-entropy of labels and logits, with label smoothing (Szegedy et al. 2015).
 
     Follows https://arxiv.org/abs/1512.00567: the true class gets `1 - smoothing`, and all classes
-    share `smoothing`. Its mean is weighted by the sample weights. Keras smooths only one-hot
+    share `smoothing`. The mean is weighted by the sample weights. Keras smooths only one-hot
     labels, which are 50,000 times as large as class ids for a vocabulary of 50,000.
 
     Labels are class ids, integers of the logits' shape without the last dimension; or soft labels

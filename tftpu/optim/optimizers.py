@@ -14,7 +14,7 @@ from tftpu.tensors import Tensor, ops
 _log = logging.getLogger(__name__)
 
 # Matches the last part of the path of variables without weight decay: biases, and the scales and
-# shifts of norms. Keras searches for this pattern in the variable's name.
+# shifts of normalization layers. Keras searches for this pattern in the variable's name.
 NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
@@ -79,7 +79,7 @@ class LARS(keras.optimizers.Optimizer):
 
     Follows You et al. 2017, https://arxiv.org/abs/1708.03888. The norm of a weight's step is about
     `lr trust` times the norm of the weight: `v <- momentum v + lr trust |w| / (|g| + decay |w|)
-    (g + decay w)`, `w <- w - v`. Biases and norms use the plain gradient, without decay.
+    (g + decay w)`, `w <- w - v`. For biases and normalization layers, `v <- momentum v + lr g`.
 
     Args:
         learning_rate: a number or a schedule.

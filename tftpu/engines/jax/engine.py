@@ -30,7 +30,7 @@ from tftpu.tensors import Nest
 from tftpu.tpu import hardware
 from tftpu.tpu.compiler_options import AUTO, choose_compiler_options
 
-# Beginnings of JAX errors that have a cause in this process, not on other hosts.
+# Beginnings of the messages of JAX errors that are not caused by a lost host.
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
@@ -113,7 +113,7 @@ class JaxEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> JaxOwnSteps:
-        """Prepares a model that its own `train_step` trains, as one program over the mesh."""
+        """Prepares a model with its own `train_step`, which runs as one program over the mesh."""
         self._check_own_steps(model, reason)
         with self.scope():
             return JaxOwnSteps(

@@ -100,10 +100,10 @@ class JaxExecutor(BaseExecutor):
         self.variables.step = step
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns of batch statistics over microbatches; rejects metrics that are not sums.
+        """Warns of batch statistics of microbatches; rejects metrics that cannot be summed.
 
-        The program computes a whole microbatch, on any number of devices. With one microbatch, no
-        result depends on how the batch is divided.
+        Each microbatch is computed as a whole, on any number of devices. So results may depend on
+        the number of microbatches, but not on the number of devices.
         """
         if self.variables.options.gradient_accumulation_steps > 1:
             checks.warn_of_batch_statistics(self.variables.model)
@@ -184,7 +184,7 @@ class JaxExecutor(BaseExecutor):
     def compiled(
         self, function: Callable[..., Any], replaces_state: bool = False
     ) -> Callable[..., Any]:
-        """Returns a function that runs as one program, with the weights that evaluation uses."""
+        """Compiles a function to one program, which uses the same weights as evaluation."""
         state = self.variables
         tracing = functools.partial(tracing_for, self._platform, state.layout.mesh)
         return functions.compile_function(
@@ -206,14 +206,14 @@ class JaxExecutor(BaseExecutor):
         return {v.path: np.asarray(a) for v, a in zip(variables, self.variables.averages)}
 
     def _check_evaluated(self, dataset: Any) -> None:
-        """Raises `UserError`, at the first evaluation, for metrics that are not sums."""
+        """Raises `OwnStepsNeeded`, at the first evaluation, for metrics that cannot be summed."""
         if not self._metrics_checked:
             whole = conversion.build_whole_evaluation(dataset)
             self._eval_step.check_metrics(lambda: next(feed.iterate_arrays(whole)))
             self._metrics_checked = True
 
     def _iterate_evaluated(self, dataset: Any) -> Iterator[tuple[Nest, Any]]:
-        """Returns an iterator over pairs of a batch and its mask, None if it has no padding."""
+        """Returns an iterator over pairs of a batch and its padding mask (None without padding)."""
         if isinstance(dataset, Stream):
             return ((to_arrays(batch), None) for batch in dataset.iterate())
         padded = conversion.build_evaluation(dataset, self._shards)

@@ -47,7 +47,7 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
             total += count_passes(*inputs) * _count_product(equation)
         elif name == "conv_general_dilated":
             total += count_passes(*inputs) * _count_convolution(equation)
-        # Noise counts as data, whatever its seed depends on.
+        # Random numbers count as data, whatever their seed depends on.
         origin = Origin.DATA if name in _RANDOM else merge_origins(inputs)
         outputs = [origin] * len(equation.outvars)
         if bodies:

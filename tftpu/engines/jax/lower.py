@@ -153,8 +153,8 @@ class JaxBuiltStep:
 def _naming_no_lines() -> Iterator[None]:
     """Lowers programs without source locations inside the block.
 
-    Line numbers would make a cached program invalid after every edit above these lines. The names
-    of the layers stay in the program.
+    With line numbers, an edit that moves the lines of a model would invalidate cached programs.
+    The names of the layers stay in the program.
     """
     name = "jax_traceback_in_locations_limit"
     before = getattr(jax.config, name)
@@ -287,7 +287,7 @@ def _list_names(state: JaxState) -> list[str]:
 def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
-    It is lowered for this machine, because tftpu's TPU kernels would hide their products.
+    Lowered for this machine, because the matrix products inside TPU kernels would not be visible.
     """
     lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")

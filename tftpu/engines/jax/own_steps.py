@@ -39,7 +39,7 @@ class StateValues(NamedTuple):
     """The values of all variables, in the order of the `state` of Keras's `train_step` on JAX.
 
     Attributes:
-        trainable, untrained: the values of the model's variables, including seed generators.
+        trainable, untrained: the values of the model's variables; seed generators' are untrained.
         optimizer, metrics: the values of the variables of the model's optimizer and metrics.
     """
 
@@ -155,7 +155,7 @@ class JaxOwnSteps(OwnStepsExecutor):
     def compiled(
         self, function: Callable[..., Any], replaces_state: bool = False
     ) -> Callable[..., Any]:
-        """Returns a function that runs as one program."""
+        """Compiles a function to one program."""
         tracing = functools.partial(tracing_for, self._platform, self.layout.mesh)
         return compile_function(self.model, function, tracing, replaces_state=replaces_state)
 

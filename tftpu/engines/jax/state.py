@@ -60,9 +60,9 @@ class JaxState(BaseState):
     Attributes:
         model: the Keras model.
         options: options of the step.
-        groups: the objectives in the order of a step; a compiled loss counts as one.
+        groups: the objectives, in the order of their updates; a compiled loss counts as one.
         layout: the shardings of the variables.
-        gathering: gathers the weights that a forward pass reads.
+        gathering: the context in which a forward pass gathers the weights that it reads.
         step: number of training steps done.
         averages: moving averages of the trainable weights; empty without `ema_momentum`.
         untrained: the variables of the model that are neither trained nor seed generators' states.
@@ -144,8 +144,9 @@ class JaxState(BaseState):
     def compute_seeds(self, step: Any, microbatch: Any, first: Any, part: int = 0) -> Arrays:
         """Returns the state of each seed generator, in the order of `list_seed_states`.
 
-        Generators, steps, microbatches and objectives all get different states. The states of
-        generators that draw a number per example are the same for all microbatches.
+        Generators, steps, microbatches and objectives all get different states. The seeds of
+        generators that draw a number per example are the same for all microbatches; their states
+        contain the positions of the examples instead.
 
         Args:
             step: the number of steps done, () int32.

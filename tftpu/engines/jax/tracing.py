@@ -33,7 +33,7 @@ def tracing_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def building_for(platform: str, mesh: Mesh | AbstractMesh) -> Iterator[None]:
-    """Sets the platform and the sharding that `tftpu.sharding` returns in the block.
+    """Sets the platform and the sharding that `tftpu.sharding` uses in the block.
 
     Args:
         platform: the platform of the devices: "tpu", "gpu" or "cpu".

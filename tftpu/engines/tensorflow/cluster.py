@@ -1,7 +1,4 @@
-"""Selects an engine for the available hardware, and finds the engine of a model.
-
-No later code checks the hardware.
-"""
+"""Selects an engine for the available hardware, and finds the engine of a model."""
 
 import contextlib
 import glob

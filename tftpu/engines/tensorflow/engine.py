@@ -84,7 +84,7 @@ class TensorFlowEngine(BaseEngine):
         for optimizer in [one.optimizer for one in objectives] or own:
             if optimizer is not None and not isinstance(
                 optimizer, str
-            ):  # a name is not an optimizer yet; it will be created inside the scope
+            ):  # an optimizer given by name is created later, inside the scope
                 owners.append(("optimizer", optimizer))
         for what, owner in owners:
             if not all(created(variable.value) for variable in owner.variables):
@@ -109,7 +109,7 @@ class TensorFlowEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> TensorFlowOwnSteps:
-        """Prepares a model that its own `train_step` trains; each device gets whole batches."""
+        """Prepares a model with its own `train_step`, which gets whole batches on each device."""
         self._check_own_steps(model, reason)
         if self.distributes:
             warnings.warn(

@@ -106,7 +106,7 @@ class TensorFlowExecutor(BaseExecutor):
         self.variables.step.assign(step)
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns if examples of a batch depend on each other; rejects metrics that are not sums."""
+        """Warns if examples of a batch affect each other; rejects metrics that cannot be summed."""
         batches = functools.partial(conversion.build_training, dataset, 0, class_weight)
         with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, batches)
@@ -165,7 +165,7 @@ class TensorFlowExecutor(BaseExecutor):
             UserError: several hosts train together.
         """
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            raise UserError("predict works on one host only: restore the checkpoint there.")
+            raise UserError("predict works on one host only: restore the checkpoint on one host.")
         if isinstance(dataset, Stream):
             for batch in dataset.iterate():
                 yield self.predict_batch(conversion.extract_features(to_arrays(batch)))
@@ -194,7 +194,7 @@ class TensorFlowExecutor(BaseExecutor):
     def compiled(
         self, function: Callable[..., Any], replaces_state: bool = False
     ) -> Callable[..., Any]:
-        """Returns a function that runs as one program, with the weights that evaluation uses."""
+        """Compiles a function to one program, which uses the same weights as evaluation."""
         state = self.variables
         return functions.compile_function(
             state.model,
@@ -210,7 +210,7 @@ class TensorFlowExecutor(BaseExecutor):
         return {v.path: a.numpy() for v, a in zip(variables, self.variables.averages)}
 
     def _check_evaluated(self, dataset: Any) -> None:
-        """Tests, at the first evaluation, whether metrics are sums and examples independent."""
+        """Tests, at the first evaluation, if metrics can be summed and examples are independent."""
         if self._mixes is not None:
             return
         build = functools.partial(conversion.build_whole_evaluation, dataset)

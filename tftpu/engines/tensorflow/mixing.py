@@ -60,7 +60,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
 
     Raises:
         OwnStepsNeeded: a batch is divided, and a loss that layers add is not a mean over examples.
-        UserError: the same, with microbatches, a loss function or objectives.
+        UserError: the same, for a run with microbatches, a loss function or objectives.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
@@ -88,7 +88,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
 
 
 def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
-    """Returns whether an evaluation must not divide or pad a batch, because examples mix.
+    """Returns whether an evaluation must keep batches whole: their examples affect each other.
 
     Args:
         state, batches: as for `warn_of_mixing`.
@@ -96,14 +96,14 @@ def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Data
     if not _has_unknown_code(state):
         return False
     specs = keras.tree.flatten(batches().element_spec)
-    if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # no example is padded
+    if state.replicas == 1 and all(spec.shape[0] for spec in specs):  # nothing divided or padded
         return False
     trials = _Trials(state, _take_first_examples(state, batches()), training=False)
     return trials.has_added_sums() or bool(trials.find_mixed())
 
 
 def check_metrics(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> None:
-    """Raises `UserError` for a metric whose states cannot be added up over batches and devices.
+    """Raises `OwnStepsNeeded` for a metric whose states cannot be summed over batches and devices.
 
     Keras's own metrics consist of sums and counts. This tests other metrics: a batch that is added
     twice must lead to twice the state.
@@ -225,7 +225,7 @@ class _Trials:
 
     def find_mixed(self) -> list[str]:
         """Returns, for messages, the names of results that depend on other examples of a batch."""
-        if self._half == 0 or self._gathers:  # gathering is exact on any number of devices
+        if self._half == 0 or self._gathers:  # all_gather gives every device all examples
             return []
         half, (first, second) = self._half, self._halves
         together, beside_itself, swapped, other = (
@@ -237,7 +237,7 @@ class _Trials:
         for name, a, b in zip(terms, together.terms, beside_itself.terms):
             if a.shape.rank and a.shape[0] == 2 * half and _is_different(a[:half], b[:half]):
                 names.append(f"loss {name!r}")
-        # Over all pairs of halves, the sums are the same if the halves are independent.
+        # If halves are independent, the two mixed pairs have the same sum as the two equal pairs.
         for what, place in (("loss that layers add", 1), ("metric", 2)):
             sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
             if any(_is_different(a + b, c + d) for a, b, c, d in sums):

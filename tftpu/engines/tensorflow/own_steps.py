@@ -1,7 +1,7 @@
 """Runs a model's own `train_step`, `test_step` and `predict_step` on TensorFlow.
 
-On one device, Keras's functions run them: as `tf.function`, with XLA or eagerly, as the model was
-compiled. On several devices, each computes the whole batch, with its own states of the metrics.
+On one device, Keras's functions run them: as `tf.function`, with XLA or eagerly, as chosen in
+`compile`. On several devices, each computes the whole batch, with its own states of the metrics.
 """
 
 import collections
@@ -160,7 +160,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     def compiled(
         self, function: Callable[..., Any], replaces_state: bool = False
     ) -> Callable[..., Any]:
-        """Returns a function that runs as one program."""
+        """Compiles a function to one program."""
         return functions.compile_function(
             self.model, function, self._strategy, replaces_state=replaces_state
         )
@@ -174,7 +174,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         return iter(limit_tuning(batches))
 
     def _build_step(self, kind: str) -> Callable[[Any], Any]:
-        """Returns a function that runs a step on each given batch; it returns the last results."""
+        """Returns a function of batches, which runs a step on each and returns the last results."""
         if self._alone:
             getattr(self.model, f"make_{kind}_function")()
             return getattr(self.model, f"{kind}_function")
@@ -218,7 +218,7 @@ def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
     if model.run_eagerly:
         try:
             keras_internals.build(model, batch_spec)
-        except Exception:  # `call` may need real values or be missing: the first batch builds it
+        except Exception:  # no symbolic `call`: the first batch builds the model
             logger.info("The model cannot be called on symbolic inputs.", exc_info=True)
     elif not keras_internals.overrides(model, "train_step"):
         keras_internals.build(model, batch_spec)

@@ -32,7 +32,7 @@ class ModelState(BaseState):
         model: the Keras model.
         options: options of the step.
         replicas: number of replicas that share a global batch.
-        groups: the objectives in the order of a step; a compiled loss counts as one.
+        groups: the objectives, in the order of their updates; a compiled loss counts as one.
         step: number of training steps done, () int64.
         averages: moving averages of the trainable weights; empty without `ema_momentum`.
         drawn_apart: the states of the seed generators whose random numbers differ between replicas
@@ -100,7 +100,7 @@ class ModelState(BaseState):
             by_example = index >= len(self.drawn_apart)
             for data in apart[:1] if by_example else apart:
                 seed = tf.random.fold_in(seed, data)
-            # The examples of one replica are consecutive.
+            # A replica's examples are consecutive, so only the first position matters.
             seed = tf.concat([seed, [first_example, 2**31 - 1, 0]], 0) if by_example else seed
             seeds.append(tf.cast(seed, state.dtype))
         return seeds

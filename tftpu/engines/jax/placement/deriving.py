@@ -1,4 +1,4 @@
-"""Derives the dimensions along which `tensor` shards the weights of a model without rules.
+"""Derives the sharding of weights along the `tensor` axis for a model without sharding rules.
 
 Of two matrix products in a row, the first is sharded along its outputs and the second along its
 inputs, so devices communicate only to add up the second one's outputs (Shoeybi et al. 2019,
@@ -131,7 +131,7 @@ def _read_product(layer: keras.Layer) -> Product | None:
 
 
 def _count_sizes(products: Sequence[Product]) -> collections.Counter[int]:
-    """Counts how often each size is that of a product's only input or output dimension."""
+    """Counts how often each size occurs as a product's only input or only output dimension."""
     return collections.Counter(
         product.kernel.shape[dimensions[0]]
         for product in products

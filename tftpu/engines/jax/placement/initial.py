@@ -1,8 +1,8 @@
 """Computes the initial values that TensorFlow's random functions return for the same seed.
 
 A model begins with the same weights on both engines. The host computes the values, one variable at
-a time, and each device receives its shard. No values are computed for weights that are loaded in
-the same block.
+a time, and each device receives its shard. A variable that is loaded before the engine's scope ends
+needs no initial value.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
     """Returns the value that an initializer computes under TensorFlow, sharded by `layout`."""
 
     def place_drawn(drawn: tf.Tensor) -> jax.Array:
-        # If an initializer computes its value from numbers of another shape, as for an orthogonal
-        # matrix, each device computes the whole value.
+        # If an initializer computes its value from random numbers of another shape, as for an
+        # orthogonal matrix, each device computes the whole value.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
         return placing.place_value(drawn.numpy(), place)
 
@@ -46,7 +46,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
         return draw
 
-    # A step that is traced may be the first to read the variable.
+    # A variable may be read for the first time, and so computed, while a step is traced.
     with (
         jax.ensure_compile_time_eval(),
         keras_internals.random_functions(

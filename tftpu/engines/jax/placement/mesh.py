@@ -12,7 +12,7 @@ from tftpu.config.mesh import BATCH_AXES, FSDP, SEQUENCE, TENSOR
 from tftpu.errors import UserError, counted
 
 Device = Any  # a jax.Device, which type checkers treat as a variable, not a type
-WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard the largest dimension of a weight, without rules
+WEIGHT_AXES = (FSDP, SEQUENCE)  # axes that shard a weight's largest dimension and need no rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
         process: the index of the process.
 
     Raises:
-        UserError: of the devices per shard of the batch and the devices per process, neither
-            number divides the other.
+        UserError: neither the number of devices per shard of a batch, nor the number of devices
+            per process, divides the other.
     """
     shards = mesh.devices.reshape(count_batch_shards(mesh), -1)
     feeders = [{device.process_index for device in row} for row in shards]

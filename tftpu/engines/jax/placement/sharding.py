@@ -1,7 +1,7 @@
 """Chooses the axes of the mesh along which the dimensions of variables are sharded.
 
-`tensor` follows the sharding rules of the model, or rules derived from its layers. `fsdp` needs no
-rules: it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
+The axis `tensor` follows the sharding rules of the model, or rules derived from its layers. `fsdp`
+needs no rules: it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
 https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example. Its devices also
 shard the weights, together with `fsdp` and along the same dimension.
 """
@@ -34,7 +34,7 @@ class ShardableModel(Protocol):
 
     @property
     def sharding_rules(self) -> Sequence[Rule]:
-        """The rules; the first rule that matches a variable applies."""
+        """The sharding rules; the first rule that matches a variable applies."""
         ...
 
 
@@ -51,9 +51,9 @@ class Layout:
         whole: the sharding of values that every device holds in full.
 
     Raises:
-        UserError: the mesh has a `sequence` axis and the model no rules, or a `tensor` axis that
-            shards none of its weights; or a rule matches no variable, or an axis does not divide a
-            dimension.
+        UserError: a model without rules has a mesh with a `sequence` axis; or no weight can be
+            sharded along the mesh's `tensor` axis; or a rule matches no variable, or names an axis
+            that does not divide a dimension.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):

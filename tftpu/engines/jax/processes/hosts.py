@@ -73,7 +73,7 @@ class StoreExchange:
         self._uses: collections.Counter[str] = collections.Counter()
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Returns the texts of all hosts on the chief, in their order; [] on other hosts."""
+        """Returns, on the chief, all hosts' texts in the order of the hosts; [] on other hosts."""
         key = self._build_key(f"{name}/collected")
         if self.index:
             self._store.put(f"{key}/{self.index}", text)
@@ -83,7 +83,7 @@ class StoreExchange:
         return [text, *others]
 
     def announce(self, name: str, text: str) -> str:
-        """Returns the chief's text on all hosts."""
+        """Returns, on every host, the text that the chief passes."""
         key = self._build_key(f"{name}/announced")
         if self.index:
             return self._store.wait_for(key)

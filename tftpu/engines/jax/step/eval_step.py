@@ -51,7 +51,7 @@ class EvalStep:
         return all(found)
 
     def read_values(self) -> StateValues:
-        """Returns the values that evaluation uses: of weights, the averages if there are any."""
+        """Returns the values that evaluation uses, with the weights' averages if there are any."""
         state = self._state
         untrained = [v.value for v in self._untrained]
         return StateValues(state.select_evaluated_weights(), untrained, [], [], [])
@@ -80,7 +80,7 @@ class EvalStep:
         return sums + self.sums.build_vector(examples, added, totals, counts, metrics)
 
     def check_metrics(self, first: Callable[[], Nest]) -> None:
-        """Raises `UserError` for a metric whose states cannot be added up over batches.
+        """Raises `OwnStepsNeeded` for a metric whose states cannot be added up over batches.
 
         Keras's own metrics consist of sums and counts. This tests other metrics on a batch.
 

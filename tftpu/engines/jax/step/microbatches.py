@@ -23,7 +23,7 @@ class MicrobatchLayout:
         shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
         examples: the number of examples of a batch without its padding; None: there is no padding.
-        whole: whether every device computes the whole batch; `shard_spec` is then its spec.
+        whole: whether every device computes the whole batch, whose spec `shard_spec` then is.
 
     Attributes:
         microbatches: the number of microbatches.
@@ -69,7 +69,7 @@ class MicrobatchLayout:
         """Returns the positions of a microbatch's examples in the global batch.
 
         Args:
-            number: the number of the microbatch.
+            number: the index of the microbatch.
 
         Returns:
             The position of the first example, the number of consecutive examples, and the distance

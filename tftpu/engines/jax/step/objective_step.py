@@ -83,7 +83,7 @@ class ObjectiveStep:
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
-        # Without microbatches, a loss that is a single number is exact: it is of the whole batch.
+        # Without microbatches, a scalar loss is exact, because it is computed from the whole batch.
         if microbatching.microbatches > 1:
             checks.warn_of_means(self._group, traced.computed)
         self._reached = reached

@@ -51,7 +51,7 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
             continue  # an input: its origin is given
         else:
             total += count_passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
-            # Noise counts as data, whatever its seed depends on.
+            # Random numbers count as data, whatever their seed depends on.
             origin = Origin.DATA if "Random" in op.type else merge_origins(inputs)
             outputs = [origin] * len(op.outputs)
         for tensor, origin in zip(op.outputs, outputs):

@@ -82,7 +82,7 @@ class TensorFlowBuiltStep:
             )
         examples = count_examples(batch_spec) // self._state.options.gradient_accumulation_steps
         microbatch = replace_examples(batch_spec, examples)
-        # Lowered for a CPU, because one of our TPU kernels would hide its products.
+        # Lowered for a CPU, because matrix products inside TPU kernels would not be visible.
         forward, _ = to_hlo(step.forward, (microbatch,), "hlo", layers)
         return LoweredStep(
             program=hlo,
@@ -169,7 +169,7 @@ class TensorFlowLowering:
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
-    """A strategy of N replicas for tracing one: plain variables, and collectives as XLA ops."""
+    """A strategy of N replicas, to trace one: plain variables, and collectives as XLA ops."""
 
     def __init__(self, replicas: int):
         super().__init__(_Extended(self, replicas))
@@ -178,7 +178,7 @@ class OneReplicaStrategy(tf.distribute.Strategy):
 class _Extended(internals.OneDeviceExtended):
     """Implements `OneReplicaStrategy.extended`, a private interface of TensorFlow 2.19 to 2.21.
 
-    Pyright infers literal return types from the base class (1 replica, and True for merge calls).
+    Pyright rejects two overrides: it infers literal return types, 1 and True, of the base class.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replicas: int):
@@ -242,7 +242,7 @@ def to_hlo(
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch, and the names of the program's parameters.
 
-    Args: `stage` as for `internals.lower_to_hlo`; `layers` are the names for error messages.
+    Args: `stage`: as for `internals.lower_to_hlo`; `layers`: the layers' names, for error messages.
     """
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     with warnings.catch_warnings():  # nothing runs, so dense gradients of embeddings need no memory

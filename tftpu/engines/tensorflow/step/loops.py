@@ -46,7 +46,7 @@ def build_device_loop(
 
     Args:
         strategy: the strategy whose replicas run the step.
-        step: a function of one replica's shard of a batch.
+        step: a function of one replica's shard of a batch and, with `turns`, the objectives due.
         afterwards: a function that runs on every replica at the end of the loop.
         turns: the variants of the step; None: there is only one.
 

@@ -166,7 +166,7 @@ def _trace_forward(
     results = []
 
     def trace(batch, seeds):
-        # Regularizers read the values of the weights from the scope.
+        # Regularizers read the weights from the `StatelessScope` of the forward pass.
         values = Values(state.read_trained_values(), seeds=seeds)
         results.append(forward.run(batch, values, training=True, division=division))
         computed = results[-1].computed

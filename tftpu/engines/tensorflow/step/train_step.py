@@ -12,7 +12,8 @@ does not depend on how many replicas share the global batch. In order, a step co
 6. metrics, added up on each replica, and over replicas when they are read.
 
 With several objectives, the step runs 1 to 5 for each objective that is due, one after the other
-(`objective_step.py`).
+(`objective_step.py`), except that it computes the gradients of simultaneous objectives first, and
+updates the moving averages once at the end.
 """
 
 import functools
