@@ -164,7 +164,7 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns whether the model runs by blocks: in training, or as a loop without a cache."""
+        """Returns True in training; otherwise, if the blocks are a loop and no cache is open."""
         return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:
