@@ -84,9 +84,8 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        second.assign(
-            keras.ops.zeros(second.shape, second.dtype)
-        )  # JAX rejects `zeros_like` of a variable
+        # Not `zeros_like`, because JAX rejects a variable.
+        second.assign(keras.ops.zeros(second.shape, second.dtype))
 
 
 def merge_weights(

@@ -104,7 +104,7 @@ class Table:
                 yield dict(zip(batch, values))
 
     def read(self) -> Batch:
-        """Returns all rows, sorted by their hashes."""
+        """Returns all rows, sorted by their hashes; raises `UserError` if there are none."""
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             streams = list(pool.map(lambda part: list(self.read_batches(part)), self.parts))
         batches = [batch for stream in streams for batch in stream]

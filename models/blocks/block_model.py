@@ -67,11 +67,11 @@ class BlockModel(keras.Model):
 class Structure(keras.layers.Layer):
     """A layer with the hyper-parameters of a `BlockModel`, which marks the borders of its blocks.
 
-    Keras clones, saves and loads a functional model as a graph of layers, and calls its constructor
-    with only that, so everything else must be stored in a layer.
+    Keras clones, saves and loads a functional model as a graph of layers, and passes only the graph
+    to the model's constructor. So everything else must be stored in a layer.
 
-    It is called with a list of tensors, the input of the first block and the output of each block,
-    and returns the last one.
+    The layer is called with a list of tensors, the input of the first block and the output of each
+    block, and returns the last one.
 
     Args:
         hyperparameters: the config that the model is built from, which also tells

@@ -241,7 +241,7 @@ class _Preparation:
 
     @functools.cached_property
     def _takes_pairs(self) -> bool:
-        """Returns whether the preprocessor takes prompts and responses, as Gemma 3's does."""
+        """True if the preprocessor takes prompts and responses, as Gemma 3's does."""
         try:
             self._preprocessor(["a"])
         except (TypeError, KeyError):
