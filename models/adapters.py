@@ -84,7 +84,7 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        # Not `zeros_like`, because JAX rejects a variable.
+        # Built from shape and dtype, because JAX rejects the variable itself.
         second.assign(keras.ops.zeros(second.shape, second.dtype))
 
 

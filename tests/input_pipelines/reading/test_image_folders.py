@@ -388,7 +388,7 @@ def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path,
     with caplog.at_level(logging.WARNING):
         data = StreamedImages(format="folder", data_dir=str(kinds), **plain)
         assert levels(data) == expected
-        assert "no images: a/scan.heic" in caplog.text
+        assert "not images: a/scan.heic" in caplog.text
     assert convert(f"images:{kinds}", tmp_path / "out") == 0
     assert "Left out 1 file, not images: a/scan.heic" in capsys.readouterr().out
     assert (
