@@ -78,7 +78,8 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
     """Returns the records to predict at an address; see `tftpu.input_pipelines.prediction`.
 
     Raises:
-        UserError: the class has no `prediction`, and the address is not its evaluation split.
+        UserError: the class has no `prediction`, and the address is not its evaluation split; or
+            that split is empty or never ends.
     """
     name = type(data).__name__
     own = not type(data).prediction.__module__.startswith("tftpu.")

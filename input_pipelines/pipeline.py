@@ -144,7 +144,8 @@ class Pipeline:
                 every `machines`-th batch, beginning with batch `step` + `machine`.
 
         Raises:
-            UserError: the number of hosts does not divide the global batch size.
+            UserError: the number of hosts does not divide the global batch size, or a host's shard
+                cannot be mixed in pairs.
         """
         share = self._compute_host_batch_size(hosts)
         drawn = self.source.draw_records(
@@ -331,7 +332,7 @@ class Pipeline:
 
         Raises:
             UserError: the record is bad and may not be skipped, too many were skipped, or the
-                bucket stays unreachable.
+                bucket or the disk failed.
         """
         if number in self.skipped:
             return True

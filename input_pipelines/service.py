@@ -50,7 +50,7 @@ class BatchRequest:
             machines.
         seed: the seed of the order and the augmentation.
         step: the first step of the stream.
-        host, hosts: the training host, and the number of hosts that share a batch.
+        host, hosts: index of the training host, and number of hosts that share a batch.
         machine, machines: index of the serving machine, and number of machines. It prepares the
             steps `step` + `machine`, then every `machines`-th one.
     """

@@ -109,7 +109,7 @@ class _ConnectionHandler(socketserver.StreamRequestHandler):
         """Returns the batches that a client requests.
 
         Raises:
-            UserError: the request is for another data set.
+            UserError: the request is for another data set or version, or the data cannot be served.
         """
         if wanted.version != __version__:
             raise UserError(

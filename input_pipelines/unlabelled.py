@@ -211,7 +211,7 @@ def from_files(
 
     Args:
         sizes: the paths and the bytes of the files, in order.
-        pipeline: a function that builds a pipeline from a source and a `parse` function; that
+        pipeline: a function that builds a pipeline from a source and a `parse` function, which
             maps records to {"path": (n,) string}.
     """
     encoded = [os.fsencode(path) for path, _ in sizes]  # names on a disk need not be UTF-8
@@ -237,7 +237,7 @@ def _find_features(source: Shards) -> dict[str, Feature]:
     [record], _ = source.read_range(first, first + 1, 1).get_single_element()
     try:
         return example_proto.find_features(record.numpy(), source.pieces[0].path)
-    except UserError:  # reading this record raises it again
+    except UserError:  # raised again when the record is read for prediction
         return {}
 
 

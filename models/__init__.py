@@ -92,12 +92,12 @@ def build(model: str | ModelConfig, **fields: Any) -> "keras.Model":
     return built
 
 
-# Hyper-parameters that make a published size what it is; see `_check_name`.
+# The hyper-parameters that define a published size; see `_check_name`.
 _SHAPE = ("layers", "width", "blocks", "widths")
 
 
 def _check_name(model: ModelConfig) -> None:
-    """Raises `UserError` if a config has the name of a published size, but none of its values."""
+    """Raises `UserError` if a config has a published size's name, but its family's defaults."""
     published = sizes.SIZES.get(model.name)
     if type(published) is not type(model):
         return
@@ -115,7 +115,7 @@ def _check_name(model: ModelConfig) -> None:
 
 
 def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
-    """Returns a batch for one replica that the model accepts, to validate it without data."""
+    """Returns a batch size on one replica that the model accepts, to validate it without data."""
     group = getattr(model, "norm_batch", 1)
     return PerReplicaBatch(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 

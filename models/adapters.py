@@ -51,7 +51,7 @@ def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = ""
         The paths of the adapted layers.
 
     Raises:
-        UserError: an argument is not allowed, no layer can be adapted, or the model has adapters.
+        UserError: an argument is not allowed, no layer can be adapted, or some already are.
     """
     _check(model, rank, base)
     layers = internals.flatten_layers(model)
@@ -84,7 +84,8 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        second.assign(keras.ops.zeros(second.shape, second.dtype))  # JAX rejects a variable
+        # Built from shape and dtype, because JAX rejects the variable itself.
+        second.assign(keras.ops.zeros(second.shape, second.dtype))
 
 
 def merge_weights(
@@ -173,7 +174,7 @@ def assign_added(
         check_unique_paths(model)
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
-            both = (getattr(other, name) for name in ADAPTERS)  # not by path: some are not unique
+            both = (getattr(other, name) for name in ADAPTERS)  # not by path: some share one
             arrays = (values[v.path] if v.path in values else _to_array(v) for v in both)
             assign(one.kernel, _multiply(other, *arrays))
 
@@ -229,7 +230,7 @@ def assign_quantized(layer: Any, value: np.ndarray) -> None:
 
 
 def list_added_weights(model: keras.Model) -> set[str]:
-    """Returns the paths of adapters and scales, which files of models without them lack."""
+    """Returns the paths of adapters and quantization scales, which the base model's files lack."""
     found = {f"{v.path}/{name}" for v in list_adapted(model) for name in ADAPTERS}
     for layer in find_quantized(model).values():
         found |= {f"{layer.path}/{name}" for name in _SCALES}
@@ -389,7 +390,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes layers without a kept layer inside; in the others, only their direct variables."""
+    """Freezes layers except kept ones; in layers around those, only the direct variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

@@ -52,14 +52,14 @@ def run(
     reader = reader or publishing.open_reader(conversion)
     folder = staging.choose_folder(conversion, staging_folder)
     if publishing.find_unfinished(conversion, reader) is None:
-        # A process that was killed after it wrote the manifest may have left it.
+        # A process killed after it wrote the manifest may have left its staging folder.
         files.remove_tree(str(folder))
         say(f"The split {conversion.split!r} of {conversion.output} is already complete.")
         return manifest.read(conversion.output)
     with staging.claimed(folder, say):
         if (
             publishing.find_unfinished(conversion, reader) is None
-        ):  # the process that held the folder has made the split
+        ):  # the process that had locked the folder has made the split
             return manifest.read(conversion.output)
         for line in reader.notes:
             say(f"{conversion.split}: {line}")

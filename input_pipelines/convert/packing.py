@@ -37,7 +37,7 @@ def build_tokenizer(
         flag: the command-line flag of the path, for error messages.
 
     Raises:
-        UserError: there is no such file or token.
+        UserError: the file does not exist or cannot be used, or there is no such token.
     """
     if not path:
         if end_of_text:

@@ -42,7 +42,7 @@ class Plan:
         return part, records - firsts[part]
 
     def list_places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the shard of each record of a part, and its place among all records."""
+        """Returns the shard of each record of a part, and its place in the shuffled row."""
         first = sum(self.counts[:part])
         places = Permutation(self.examples, self.seed).invert(
             np.arange(first, first + self.counts[part])

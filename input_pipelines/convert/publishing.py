@@ -17,7 +17,7 @@ from tftpu.storage import buckets, files
 
 
 def open_reader(conversion: Conversion) -> Reader:
-    """Returns the reader of the source, with the classes of a data set in the output folder.
+    """Returns the reader of the source, with the classes of the data set in the output, if any.
 
     Raises:
         UserError: the source has other classes, or cannot be read.

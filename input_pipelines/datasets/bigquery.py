@@ -104,7 +104,7 @@ class Table:
                 yield dict(zip(batch, values))
 
     def read(self) -> Batch:
-        """Returns all rows, sorted by their hashes."""
+        """Returns all rows, sorted by their hashes; raises `UserError` if there are none."""
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             streams = list(pool.map(lambda part: list(self.read_batches(part)), self.parts))
         batches = [batch for stream in streams for batch in stream]
@@ -148,7 +148,7 @@ def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns the rows to predict of a table of the run or another table, held in memory."""
+    """Returns the rows to predict, held in memory, of a table of the run or of another table."""
     kind, table = addresses.parse_address(address, "BigQuery", data.address_kinds)
     snapshot = None  # a table that the run does not name is read as it is now
     if kind != "bigquery":

@@ -66,7 +66,7 @@ def count_evaluation(data: "StreamedImages") -> int | None:
 
 
 def describe_few(split: str, examples: int | None) -> str:
-    """Returns a warning that a split is too small for a fine accuracy; "" if it is not."""
+    """Returns a warning if a split is so small that one image changes its accuracy a lot; or ""."""
     if not examples or examples >= _FEW:
         return ""
     images = counted(examples, "image")
@@ -75,7 +75,7 @@ def describe_few(split: str, examples: int | None) -> str:
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
-    """Returns a line for each split without images of a class, or with ten times as many of one."""
+    """Returns lines about splits that lack a class, or have one ten times as often as another."""
     lines = []
     for split, found in splits.items():
         counts = count_classes(found)

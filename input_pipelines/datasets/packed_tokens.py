@@ -33,7 +33,7 @@ def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipelin
 def build_evaluation(
     data: "Tokens", folder: str, split: str, context: DataContext
 ) -> tf.data.Dataset:
-    """Returns all rows, in batches: each token but a document's first is predicted exactly once."""
+    """Returns the rows of a split, or those held out of the training text, once, in batches."""
     found, source = _open_rows(data, folder, split)
     if data.holds_out:
         rows = source.count
@@ -111,7 +111,7 @@ def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shard
 def _hold_out(rows: Shards) -> tuple[Shards, Shards]:
     """Returns the rows to train on, and the last rows, to evaluate on.
 
-    Rows were shuffled when they were packed, so the last rows are from all texts. They depend
+    Rows were shuffled when they were packed, so the last rows come from all texts. They depend
     only on the text and the packing, so no run with the same text ever trains on them.
 
     Raises:

@@ -281,7 +281,7 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
 
 
 def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
-    """Returns the evaluation split of converted shards; None unless they have both splits."""
+    """Returns a split to evaluate on in converted shards; None unless both splits are there."""
     try:
         splits = manifest.read(folder).splits
     except UserError:  # there are no shards, or they cannot be used

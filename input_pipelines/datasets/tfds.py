@@ -79,7 +79,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
 
 
 def _format_command(name: str, data_dir: str, file_format: str = "") -> str:
-    """Returns a command that prepares a data set; TFDS's own needs a rare package."""
+    """Returns a command that prepares a data set; the command `tfds` needs a rare package."""
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
     return f'python -c "import tensorflow_datasets as tfds; {made}"'
@@ -183,7 +183,7 @@ def find_image_and_label(builder: Builder, image: str, label: str) -> tuple[str,
         image, label: the features to use if there are several images or class labels.
 
     Raises:
-        UserError: the data set has no such feature, or several of them but not the given names.
+        UserError: there is no image or class label, or several and none with the given name.
     """
     images, labels = (
         [name for name, feature in builder.info.features.items() if isinstance(feature, kind)]

@@ -150,6 +150,6 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
 
 
 def check(fine: Tensor, what: str, names: Tensor) -> None:
-    """Raises an error that names the first record, of `names` (batch,), that is not `fine`."""
+    """Raises an error with the name of the first record that is not `fine`, (batch,), bool."""
     bad = tf.boolean_mask(names, ~fine)[:1]
     tf.debugging.Assert(tf.reduce_all(fine), [bad, what])

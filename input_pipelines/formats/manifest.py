@@ -190,7 +190,7 @@ def write(manifest: Manifest) -> None:
     """Writes `dataset.json` into the manifest's folder, atomically. Call it after the shards.
 
     Raises:
-        UserError: the manifest contradicts itself, or a shard is not in the folder.
+        UserError: the manifest contradicts itself, or names a shard outside of its folder.
     """
     _validate(manifest, files.join(manifest.folder, NAME))
     files.write_whole(files.join(manifest.folder, NAME), to_json(manifest).encode())

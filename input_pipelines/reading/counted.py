@@ -34,7 +34,8 @@ def read_manifest(
         compression: "GZIP", for a folder without a manifest; "": detected from the files.
 
     Raises:
-        UserError: there is neither a manifest nor a file of the split, or one is damaged.
+        UserError: there is neither a manifest nor a file of the split, one is damaged, or only some
+            files are compressed.
     """
     if files.exists(files.join(folder, manifest.NAME)):
         return manifest.read(folder)

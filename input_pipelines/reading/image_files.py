@@ -81,12 +81,12 @@ def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
     hidden = [name for name in sizes if _is_hidden(name)]
     others = [n for n in sizes if not _is_hidden(n) and not n.lower().endswith(pillow.SUFFIXES)]
     unusable = {
-        "links to nothing or no regular files": tree.unusable,
+        "broken links or special files": tree.unusable,
         "which cannot be read": tree.unreadable,
         "links in a circle": tree.circles,
         _EMPTY: tree.empty,
     }
-    left_out = {"hidden": hidden, "no images": others}
+    left_out = {"hidden": hidden, "not images": others}
     for reason, names in unusable.items():
         left_out[reason] = [name for name in names if not _is_hidden(name)]
     unused = {*hidden, *others}

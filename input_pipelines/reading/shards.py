@@ -60,7 +60,7 @@ class Shards:
         compression: "" or "GZIP". A compressed file is always read from its beginning.
         shuffle: the number of examples in the windows of all tracks together; 1 keeps each file's
             order.
-        tracks: the largest number of files that are read at a time.
+        tracks: the largest number of tracks of an epoch, each of which reads one file at a time.
         local: a function that maps a file's path (bytes) and the number of its reader (below
             `AT_MOST`) to a local path, which is valid until the same reader requests another file;
             None: files are read where they are.
@@ -349,7 +349,7 @@ def from_manifest(
 
     Raises:
         UserError: there is no such split, it is empty, or a shard is missing or has another size
-            than the manifest states.
+            than the manifest states; or `cache` is too small.
     """
     pieces = [
         Piece(data.build_path(shard), shard.examples, 0, shard.offsets, shard.bytes)

@@ -1,1 +1,1 @@
-"""Models of the families, whose blocks run one by one, recomputed, or as one loop."""
+"""Base classes of the families' models, whose blocks may be recomputed or run as one loop."""

@@ -67,11 +67,11 @@ class BlockModel(keras.Model):
 class Structure(keras.layers.Layer):
     """A layer with the hyper-parameters of a `BlockModel`, which marks the borders of its blocks.
 
-    Keras clones, saves and loads a functional model as a graph of layers, and calls its constructor
-    with only that, so everything else must be stored in a layer.
+    Keras clones, saves and loads a functional model as a graph of layers, and passes only the graph
+    to the model's constructor. So everything else must be stored in a layer.
 
-    It is called with a list of tensors, the input of the first block and the output of each block,
-    and returns the last one.
+    The layer is called with a list of tensors, the input of the first block and the output of each
+    block, and returns the last one.
 
     Args:
         hyperparameters: the config that the model is built from, which also tells
@@ -164,7 +164,7 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns whether the model runs by blocks: in training, or as a loop without a cache."""
+        """Returns True in training; otherwise, if the blocks are a loop and no cache is open."""
         return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:

@@ -105,7 +105,7 @@ class PositionsAndTypes(layers.Layer):
         if isinstance(time, int) and time > self.context:
             raise ValueError(
                 f"A sequence has {time} tokens, more than the model's context of {self.context}: "
-                f"raise it, as --config.model.context={time}, or shorten the sequences, as "
+                f"raise it with --config.model.context={time}, or shorten the sequences with "
                 f"--config.data.context={self.context}."
             )
         if positions is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # fewer cycles than with 32 (compiled, v5e). The choice ignores the number of groups per core, so
 # that the model is the same on any number of replicas.
 LARGE_GROUP = 64
-MOST_CHANNELS = 512  # input channels; 1,024 cost more than reading the product
+MOST_CHANNELS = 512  # most input channels of a `PointwiseConv`; 1,024 cost more than they save
 
 
 def build(config: "ResNet") -> keras.Model:
@@ -138,7 +138,7 @@ def _is_pointwise(x: Tensor, filters: int, kernel: int, config: "ResNet") -> boo
 
 @keras.saving.register_keras_serializable("tftpu")
 class NormWithin(GhostBatchNormalization):
-    """Batch normalisation of images without a border, which becomes minus infinity.
+    """Batch normalisation of the inside of images, whose border becomes minus infinity.
 
     Args:
         norm_batch: see `GhostBatchNormalization`.
@@ -181,8 +181,8 @@ class SpaceToDepthStem(layers.Layer):
 
     Args:
         filters: channels of the output.
-        border: rows and columns to add before and after the output of the convolution with zero
-            padding, which is (batch, height / 2, width / 2, filters).
+        border: numbers of rows and columns that the output has before and after the result of a
+            convolution with zero padding, (batch, height / 2, width / 2, filters).
     """
 
     def __init__(self, filters: int, border: tuple[int, int] = (0, 0), **kwargs: Any):

@@ -1,9 +1,10 @@
 """Writes the adapters of a KerasHub task in PEFT's format, for its twin in Transformers.
 
 The twin is the same model in Transformers. KerasHub reads a task from it (`reading`), or writes it
-(`export_to_transformers`). A task with the adapters' products as kernels, and zeros elsewhere, thus
-gives the matrices that adapters add to the twin's. Each of them is factored again: adapters of a
-kernel with heads are a matrix for each head, whose ranks add up.
+(`export_to_transformers`). With its kernels replaced by the products of their adapters, and its
+other weights by zeros, a task is converted to the matrices that adapters add to the twin's. These
+are factored again, because their rank may be higher: the first adapter of a kernel with heads has a
+matrix for each head, and their ranks add up.
 
 Tried with KerasHub 0.32 and PEFT 0.21.
 """
@@ -23,7 +24,7 @@ from tftpu.models import adapters
 from tftpu.models.keras_hub import reading
 from tftpu.models.weights import files, peft
 
-_SMALLEST = 1e-6  # of the largest singular value; smaller values are rounding errors
+_SMALLEST = 1e-6  # relative to the largest singular value; smaller ones are rounding errors
 
 
 def save_adapters(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 8192  # tokens; texts are usually cut at fewer
 _FEW = 64  # texts whose lengths are checked
-_DTYPES = {"float64": "float32", "int64": "int32"}  # replaced by dtypes that devices use
+_DTYPES = {"float64": "float32", "int64": "int32"}  # conversions to dtypes that devices use
 
 
 @dataclasses.dataclass
@@ -107,7 +107,7 @@ def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
 
 
 def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
-    """Returns a line about the texts of a raw batch that are cut for training; "" if none is."""
+    """Returns a line about texts at the start of a raw batch that are cut; "" if none is."""
     counts = count_tokens(model, tf.nest.map_structure(lambda part: part[:_FEW], raw))
     cut = int((counts > length + 1).sum())  # the last token is only a label
     if not cut:
@@ -119,7 +119,7 @@ def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
 
 
 def describe_longest(model: "KerasHub", longest: int, length: int) -> str:
-    """Returns a sentence with the length to set for a text that is cut.
+    """Returns advice on the sequence length for data whose longest text is cut.
 
     Args:
         model: the model.
@@ -241,7 +241,7 @@ class _Preparation:
 
     @functools.cached_property
     def _takes_pairs(self) -> bool:
-        """Returns whether the preprocessor takes prompts and responses, as Gemma 3's does."""
+        """True if the preprocessor takes prompts and responses, as Gemma 3's does."""
         try:
             self._preprocessor(["a"])
         except (TypeError, KeyError):

@@ -16,8 +16,8 @@ def causal_attention(
 ) -> Tensor:
     """Computes attention of each token to itself and to earlier ones of its segment.
 
-    If a cache is open, keys and values are stored in it. Once it has any, a call is for the next
-    tokens of each row; further rows, which only fill a matrix, get zeros.
+    If a cache is open, keys and values are stored in it. Later calls then take the next tokens of
+    each row; rows beyond the cached ones, which only pad the batch, get zeros.
 
     Args:
         layer: name of the layer, its key in the cache.

@@ -67,7 +67,8 @@ class QuantizedConvolution(keras.layers.Layer):
         """Rounds the kernel to "int8" or "int4".
 
         Args:
-            mode: one of the two; for others, Keras warns and leaves the layer unchanged.
+            mode: one of the two. Others raise `NotImplementedError`, which `keras.Model.quantize`
+                turns into a warning.
             type_check, config: ignored; Keras passes them to every layer.
         """
         if mode not in _RANGES:

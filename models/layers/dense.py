@@ -145,7 +145,7 @@ def _dequantize(layer: Any, name: str, columns: int, packed: int = -1) -> Tensor
     """Returns a quantized matrix in the layer's compute dtype, computed in float32.
 
     Args:
-        layer: quantized by Keras to int8 or int4, in either of its forms of int4.
+        layer: a layer quantized to int8, or to int4 with scales per channel or per group.
         name: "embeddings", which have scales by row, or "kernel", which has scales by its last
             dimensions.
         columns: the size of the dimension `packed` before two 4-bit integers are packed into a

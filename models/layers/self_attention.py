@@ -40,7 +40,7 @@ class SelfAttention(DenseContainer):
         whole = choose_whole_kernel(self.implementation, x, self.heads)
         if whole and not sharding.is_sharded(HEADS):
             return self.out(whole(self.qkv.compute_product(x), self.qkv.bias, self.heads, segments))
-        # The products write and read the heads one after the other. On a TPU, splitting a width
+        # The products write and read (batch, heads, time, head_dim). On a TPU, splitting a width
         # into heads would copy each array, and so would splitting one product into three.
         width = x.shape[-1]
         head = (self.heads, width // self.heads)

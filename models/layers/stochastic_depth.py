@@ -8,7 +8,7 @@ from keras import layers
 
 from tftpu.tensors import Tensor, ops
 
-_ENDLESS = 2**31 - 1  # consecutive examples, more than in any batch
+_ENDLESS = 2**31 - 1  # more consecutive examples than in any batch
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -30,7 +30,7 @@ class StoredArray(NamedTuple):
 
     Attributes:
         shape: the shape of the array.
-        content: returns the array, read-only; that of a local file is memory-mapped, not copied.
+        content: a function that returns the array, read-only; a local file is memory-mapped.
     """
 
     shape: tuple[int, ...]

@@ -72,7 +72,7 @@ class Hdf5File:
         """Returns the arrays, by the name of their layer and their index in it: "conv1/0".
 
         Raises:
-            ValueError: an array or a group is in another file, or an array is too large.
+            ValueError: an array or group is in another place, or an array is too large or invalid.
             KeyError: a group that the file names does not exist.
         """
         file = self._file

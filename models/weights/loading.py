@@ -262,8 +262,8 @@ class _FileLayout(NamedTuple):
     Attributes:
         entries: the arrays that hold each variable of the model.
         known: the names of the arrays in the file, by their names in `entries`.
-        is_head: returns whether an array, by its name in `entries`, belongs to a head: files may
-            have or lack those, whatever the task of the model.
+        is_head: a function that returns whether an array, by its name in `entries`, belongs to a
+            head: files may have or lack those, whatever the task of the model.
         tied: the array that each array of a tied head repeats, by name, in files that have both.
     """
 

@@ -127,7 +127,7 @@ def build_config(
         modules, trained: the names of the adapted modules, and of those that are trained in full.
         base: the name of the base model in Transformers; "" if it is unknown.
         transposed: whether the adapted modules are Conv1D, whose kernels are (in, out).
-        alpha: PEFT scales the product of adapters by alpha / rank; None means the rank.
+        alpha: the number whose ratio to the rank scales the product of adapters; None: the rank.
     """
     return {
         "peft_type": "LORA",

@@ -31,7 +31,7 @@ class TextReader(OrderedReader):
         prefix: the text before the patterns in the user's command, for error messages.
 
     Raises:
-        UserError: a pattern matches no text.
+        UserError: an option is not allowed, or a pattern matches no text.
     """
 
     def __init__(self, patterns: str, options: ReadOptions, prefix: str = "text:"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-# Packages that others install, tests (a third of the text), and generated tables.
+# Third-party packages, tests (a third of the text), and generated tables.
 _LEFT_OUT = {
     "site-packages",
     "dist-packages",

@@ -12,8 +12,8 @@ class Entry(NamedTuple):
     Attributes:
         ours: the path of the variable.
         theirs: the names of the arrays, usually one.
-        read: maps these arrays to the value of the variable.
-        write: maps the value to these arrays; None if the value does not determine them.
+        read: a function that maps these arrays to the value of the variable.
+        write: a function that maps the value to these arrays; None if it does not determine them.
     """
 
     ours: str

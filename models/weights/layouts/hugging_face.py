@@ -70,7 +70,7 @@ def is_buffer(name: str) -> bool:
 
 
 def list_tied_arrays(config: ModelConfig) -> dict[str, str]:
-    """Returns the names of the arrays that a tied head repeats, by the names of its arrays."""
+    """Returns the array that each array of a tied head repeats; keys and values are names."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
     if isinstance(config, sizes.Llama) and config.tied:

@@ -176,9 +176,9 @@ def test_hidden_folders_and_files_take_no_class_id(tmp_path):
     assert found.class_names == ["cat", "dog", "fox"]
     assert {reason: sorted(names) for reason, names in found.left_out.items()} == {
         "hidden": sorted(hidden),
-        "no images": ["ape/Thumbs.db", "cat/1.txt"],
+        "not images": ["ape/Thumbs.db", "cat/1.txt"],
         "in no folder of a class": ["0.png"],
-        "links to nothing or no regular files": [],
+        "broken links or special files": [],
         "which cannot be read": [],
         "links in a circle": [],
         "without images": [],
@@ -196,7 +196,7 @@ def test_dead_links_and_empty_folders_are_named(tmp_path, capsys):
     assert convert(f"images:{folder}", tmp_path / "out") == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "Left out" in line] == [
         "Left out 1 folder, without images: test",
-        "train: Left out 2 files, links to nothing or no regular files: ant, cat/dead.png",
+        "train: Left out 2 files, broken links or special files: ant, cat/dead.png",
         "train: Left out 2 folders, without images: cat/adir.png, owl",
     ]
 
@@ -388,9 +388,9 @@ def test_images_of_all_formats_are_streamed_and_converted_alike(kinds, tmp_path,
     with caplog.at_level(logging.WARNING):
         data = StreamedImages(format="folder", data_dir=str(kinds), **plain)
         assert levels(data) == expected
-        assert "no images: a/scan.heic" in caplog.text
+        assert "not images: a/scan.heic" in caplog.text
     assert convert(f"images:{kinds}", tmp_path / "out") == 0
-    assert "Left out 1 file, no images: a/scan.heic" in capsys.readouterr().out
+    assert "Left out 1 file, not images: a/scan.heic" in capsys.readouterr().out
     assert (
         levels(StreamedImages(format="tfrecord", data_dir=str(tmp_path / "out"), **plain))
         == expected
