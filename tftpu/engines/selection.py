@@ -168,7 +168,7 @@ def find_engine(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: no engine serves the model's backend, the model belongs to Keras 2, or it was
+        UserError: no engine supports the model's backend, the model belongs to Keras 2, or it was
             built outside the scope of the connected engine.
     """
     backend.check_model(model)

@@ -95,7 +95,7 @@ class Session:
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # whether a save was due after the last device loop
-        # An earlier process already trained the steps before this one.
+        # The step up to which an earlier process has trained; steps before it are repeated.
         self._repeats_until = account.reached
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
@@ -247,7 +247,7 @@ class Session:
         """Returns the batches from the run's position on.
 
         Args:
-            new: whether this process has read none yet.
+            new: whether this process has not read any batch yet.
         """
         return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
 

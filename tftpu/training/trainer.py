@@ -284,7 +284,7 @@ class Trainer:
             verbose: 0 prints nothing; Keras's other values print the results.
             steps: number of batches; None: all. Without a batch size, arrays are divided into this
                 number of batches.
-            callbacks: their `on_test_*` methods are called.
+            callbacks: callbacks, whose `on_test_*` methods are called.
             return_dict: whether to return a dictionary.
 
         Returns:
@@ -324,7 +324,7 @@ class Trainer:
             batch_size: the batch size for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
             steps: see `evaluate`.
-            callbacks: their `on_predict_*` methods are called.
+            callbacks: callbacks, whose `on_predict_*` methods are called.
 
         Returns:
             NumPy arrays of shape (examples, ...), nested as the model's output.

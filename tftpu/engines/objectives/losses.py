@@ -51,7 +51,7 @@ class Term(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """One term over one microbatch, element by element.
+    """The values of one term for each element of a microbatch, such as an example or a token.
 
     Attributes:
         values: the values, (batch, ...), float32; or (), if the loss itself returns a mean over the
@@ -146,7 +146,7 @@ def compute_shard_divisor(
         term: the term.
         elements: the elements of one shard, or of one microbatch.
         shards: number of summands of the global divisor.
-        microbatches: the result for a loss that is one number per microbatch: their number.
+        microbatches: number of microbatches, the result for a loss that is one number for each.
     """
     if elements.is_scalar:
         return float(microbatches)
