@@ -152,7 +152,7 @@ class BaseState:
             self.groups = []
         else:
             keras_internals.build(model, symbolic)
-            # This reads the values of metrics' states, which a trace would not have.
+            # This reads the values of metrics' states, which are unknown inside a trace.
             with self._outside_of_traces():
                 self.groups = [build_compiled_group(model)]
         with self._outside_of_traces():  # Keras makes no default generator in a trace

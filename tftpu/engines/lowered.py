@@ -25,7 +25,7 @@ STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
 class StateBytes(NamedTuple):
-    """The bytes of a run that one device holds.
+    """The bytes of a run's state on one device.
 
     Attributes:
         weights: the weights of the model, trained or not.

@@ -76,7 +76,7 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """True if a callback ended the run, by `model.stop_training`."""
+        """True if a callback ended the run, through `model.stop_training`."""
         return bool(self._model.stop_training)
 
     @stopped.setter

@@ -33,7 +33,7 @@ class EpochBatches:
     Args:
         batches: the iterator.
         position: the number of batches of the run before the first one.
-        epoch: the epoch of the data.
+        epoch: the length of one pass over the data.
 
     Attributes:
         batches: the iterator.
@@ -62,7 +62,7 @@ class EpochLoop:
     Args:
         full: the loop for complete batches.
         last: the loop for the last batch of an epoch.
-        epoch: the epoch of the data.
+        epoch: the length of one pass over the data.
         sums: the layout of the loops' sums.
     """
 
