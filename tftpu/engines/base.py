@@ -246,7 +246,7 @@ class BaseExecutor:
         """Does nothing, because each device loop returns separate sums."""
 
     def finish_epoch(self, sums: np.ndarray) -> np.ndarray:
-        """Returns the sums unchanged: the sums of an epoch's steps are those of the epoch."""
+        """Returns the sums of an epoch's steps unchanged, because nothing has to be added."""
         return sums
 
     def finish_training(self) -> None:

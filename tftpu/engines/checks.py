@@ -141,7 +141,7 @@ def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None
 
     Args:
         changed: the variables that the layers update.
-        disagreeing: the plural noun for what would update them differently, such as "replicas".
+        disagreeing: a plural noun for the copies that would differ, such as "replicas".
     """
     for variable in changed:
         if not keras.backend.is_float_dtype(variable.dtype):

@@ -1,4 +1,4 @@
-"""The protocol of an engine: the interface between the trainer and what runs its steps.
+"""The protocol of an engine: the interface between the trainer and the code that runs its steps.
 
 The trainer, checkpoints, telemetry and writers depend only on the types in this file. An engine
 turns a compiled Keras model into an `Executor`, with its state as `Leaf`s.

@@ -58,7 +58,7 @@ def connect(
         UserError: a requested TPU is not available (the CPU never replaces it silently), the engine
             cannot use it, the mesh does not fit the devices, or Keras is loaded with another
             backend.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     wanted = ClusterConfig(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
     check_types("cluster", wanted)

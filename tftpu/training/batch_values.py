@@ -25,7 +25,7 @@ class Limit(NamedTuple):
         values: the array, or its spec.
         size: the number of allowed values, which are 0 to size - 1.
         owner: the reason for the size, such as "the model's output has 10 classes".
-        advice: what to do about a value outside of the limit.
+        advice: the advice about a value outside of the limit.
         ignored: a value that is allowed nevertheless, or None.
         of_labels: whether these are labels, which may have any value where their weight is 0.
         masks_zero: whether 0 means padding, which the model masks.

@@ -118,7 +118,7 @@ class Losses(Protocol):
         """Calls the model and computes its losses, inside a `keras.StatelessScope`.
 
         Args:
-            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
+            batch: `(x, y)` or `(x, y, sample_weight)`, or any batch that a loss function takes.
             training: whether the model trains, as for Keras's `call`.
             valid: 1.0 for examples and 0.0 for padding, (batch,); None: no padding.
             own: a function that returns the losses that layers have added so far.
