@@ -37,7 +37,7 @@ def format_duration_range(low: float, high: float) -> str:
 
 
 def parse_period(text: str) -> float:
-    """Parses a duration as in flags, "30s", "5m", "2h", "7d" or "45"; returns the seconds.
+    """Parses a duration such as "30s", "5m", "2h", "7d" or "45" (seconds); returns the seconds.
 
     Raises:
         ValueError: the text is not a duration.

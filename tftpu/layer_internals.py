@@ -16,7 +16,7 @@ from keras.src.models import functional
 
 from tftpu.tensors import Tensor
 
-_CALL_CONTEXT = "current_call_ctx"  # its name in `keras.src.layers.layer`
+_CALL_CONTEXT = "current_call_ctx"  # name of the attribute that holds the context
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:
@@ -31,7 +31,7 @@ def read_stored_value(variable: keras.Variable) -> Tensor:
 
 
 def compute_dtypes(model: keras.Layer) -> dict[int, str]:
-    """Returns the dtype to which its layer casts each variable of a model, by id of the variable.
+    """Returns the dtypes to which the layers of a model cast its variables, by id of the variable.
 
     Variables that no layer casts are left out.
     """
@@ -66,7 +66,7 @@ def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
 def replace_traced_value(variable: keras.Variable) -> bool:
     """Replaces a variable's value by zeros if JAX traces it: Keras quantizes kernels in NumPy.
 
-    A step that is only traced, for a slice that is not there, does not depend on the values.
+    A step that is only traced, for TPUs that this machine lacks, does not depend on the values.
 
     Returns:
         Whether the value was replaced.

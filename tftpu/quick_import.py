@@ -65,7 +65,7 @@ def _hidden(names: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Pauses garbage collection within the block, and exempts all objects from later ones.
+    """Pauses garbage collection within the block; later collections skip all objects made so far.
 
     Half a million objects of imported modules live as long as the process. Scanning them takes two
     fifths of the import's time, and a third of a second for each layer that Keras quantizes.

@@ -43,7 +43,7 @@ class Sharding(NamedTuple):
         shards: number of shards along each sharded axis inside of a layer, `HEADS`, `CHANNELS`,
             `TIME` and `TOKENS`.
         ring: the devices that share `TIME`, if any do.
-        shard_function: runs a function that the compiler cannot partition, such as a kernel.
+        shard_function: converts functions that the compiler cannot partition, such as kernels.
         shard: constrains an array to be sharded along its named dimensions.
     """
 

@@ -17,7 +17,7 @@ _ONLY_FLOAT32 = (
 )
 
 
-class OtherBackend(UserError):  # noqa: N818 (says what is there)
+class OtherBackend(UserError):  # noqa: N818 (names what was found)
     """Raised if Keras is already imported with another backend than the one that is needed.
 
     Attributes:
@@ -66,7 +66,7 @@ def use(wanted: str) -> None:
 
 
 def check_keras() -> None:
-    """Raises `UserError` for Keras 2, and for Keras 3 with settings that no engine serves.
+    """Raises `UserError` for Keras 2, and for Keras 3 with settings that no engine supports.
 
     This imports nothing, because Keras reads its settings only once, at its import.
     """

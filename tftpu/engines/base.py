@@ -44,7 +44,7 @@ class BaseEngine:
         microbatches: int = 1,
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
-        """Returns the spec of one shard of the global batches that `batches` would give."""
+        """Returns the spec of one shard of the global batches that `batches` yields."""
         if isinstance(dataset, Stream):  # each batch size has its own program
             spec = dataset.spec
             return self.last_spec(spec, count_examples(spec), microbatches)
@@ -69,7 +69,7 @@ class BaseEngine:
         return conversion.build_padded_shard_spec(whole, self.data_shards)
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of the batch with which a step calls the model: its shard's spec."""
+        """Returns the spec of the batch that a step passes to the model: that of one shard."""
         return shard_spec
 
     def whole_batches(
@@ -94,7 +94,7 @@ class BaseEngine:
         return spec[0]  # leaves out the mask of valid examples
 
     def whole_spec(self, dataset: Any, class_weight: dict[int, float] | None = None) -> Nest:
-        """Returns a whole batch as `keras.KerasTensor`s, for a model's own steps."""
+        """Returns the spec of a whole batch as `keras.KerasTensor`s, for a model's own steps."""
         if isinstance(dataset, Stream):
             return dataset.symbols
         batches = conversion.build_whole(dataset, 0, None, class_weight)
@@ -152,10 +152,10 @@ class BaseState:
             self.groups = []
         else:
             keras_internals.build(model, symbolic)
-            # This reads the values of metrics' states, which a trace would not have.
+            # This reads the values of metrics' states, which are unknown inside a trace.
             with self._outside_of_traces():
                 self.groups = [build_compiled_group(model)]
-        with self._outside_of_traces():  # Keras makes its default generator outside of traces
+        with self._outside_of_traces():  # Keras makes no default generator in a trace
             self.drawn_apart = keras_internals.list_seed_states(model)
         self.drawn_by_example = keras_internals.list_example_seeds(model)
 
@@ -246,7 +246,7 @@ class BaseExecutor:
         """Does nothing, because each device loop returns separate sums."""
 
     def finish_epoch(self, sums: np.ndarray) -> np.ndarray:
-        """Returns the sums unchanged: the sums of an epoch's steps are those of the epoch."""
+        """Returns the sums of an epoch's steps unchanged, because nothing has to be added."""
         return sums
 
     def finish_training(self) -> None:

@@ -1,4 +1,4 @@
-"""Rejects models and data that cannot be trained, with the reason, before training starts."""
+"""Rejects models and data that an engine cannot use, with the reason, before training starts."""
 
 import inspect
 import warnings
@@ -18,7 +18,7 @@ from tftpu.tensors import Tensor, ops
 if TYPE_CHECKING:
     from tftpu.engines.objectives.parameter_groups import ParameterGroup
 
-# Methods of Keras's models that only their own steps call.
+# Methods of `keras.Model` that only its own train, test and predict steps call.
 _OWN = (
     *("train_step", "test_step", "predict_step", "compute_metrics", "get_metrics_result"),
     *("reset_metrics", "make_train_function", "make_test_function", "make_predict_function"),
@@ -69,13 +69,13 @@ def refuse_model(
 
 
 def find_own_method(model: keras.Model) -> str | None:
-    """Returns the first overridden method of a model that only Keras's own steps call, or None."""
+    """Returns the first method of `_OWN` that a model overrides, or None."""
     return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
 def explain_one_device(model: keras.Model) -> str:
-    """Returns why replicas that each compute the whole batch cannot train a model, or ""."""
-    if find_own_method(model):  # its random numbers may differ between replicas
+    """Returns why several replicas, each with the whole batch, cannot train a model, or ""."""
+    if find_own_method(model):  # the method's random numbers may differ between replicas
         return "the step is written for one"
     optimizer: Any = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -101,12 +101,12 @@ def refuse_updates(
     statistics: list[keras.Variable],
     seeds: list[keras.Variable],
 ) -> None:
-    """Raises `UserError` if a forward pass changes variables that the step does not keep.
+    """Raises `UserError` if a forward pass makes changes to variables that the step would lose.
 
     Args:
         updated: the variables that the forward pass changes.
         model: the model.
-        statistics, seeds: the variables that the step keeps besides the trained ones.
+        statistics, seeds: the variables, besides the trained ones, whose changes the step keeps.
     """
     measured = {
         id(v): metric.name
@@ -141,7 +141,7 @@ def refuse_counters(changed: Sequence[keras.Variable], disagreeing: str) -> None
 
     Args:
         changed: the variables that the layers update.
-        disagreeing: the plural noun for what would update them differently, such as "replicas".
+        disagreeing: a plural noun for the copies that would differ, such as "replicas".
     """
     for variable in changed:
         if not keras.backend.is_float_dtype(variable.dtype):
@@ -192,7 +192,7 @@ def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
 
     Args:
         terms: the terms of the loss.
-        reached: whether the loss depends on each variable.
+        reached: for each variable, whether the loss depends on it.
     """
     if any(reached):
         return

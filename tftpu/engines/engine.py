@@ -1,4 +1,4 @@
-"""The protocol of an engine: the interface between the trainer and what runs its steps.
+"""The protocol of an engine: the interface between the trainer and the code that runs its steps.
 
 The trainer, checkpoints, telemetry and writers depend only on the types in this file. An engine
 turns a compiled Keras model into an `Executor`, with its state as `Leaf`s.
@@ -32,7 +32,7 @@ class BatchHooks(Protocol):
     """Hooks that run before and after each execution of an evaluation.
 
     Attributes:
-        every: the number of batches of an execution.
+        every: the number of batches of an execution, as in `steps_per_execution`.
     """
 
     every: int
@@ -105,7 +105,7 @@ class Exchange(Protocol):
     """Exchange of texts between hosts. All hosts use the same names in the same order."""
 
     def collect(self, name: str, text: str) -> list[str]:
-        """Gathers the texts of all hosts under a name: the chief gets them by host, others []."""
+        """Returns the texts of all hosts under a name, by host; [] on hosts but the chief."""
         ...
 
     def announce(self, name: str, text: str) -> str:
@@ -145,7 +145,7 @@ class Hosts(Protocol):
         ...
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that all hosts enter; a host whose process ends inside it is lost."""
+        """Returns a context that all hosts enter; a host that ends inside it counts as lost."""
         ...
 
 
@@ -268,7 +268,7 @@ class Executor(Protocol):
     def bare(self, shard_spec: Nest, batch: Any) -> Callable[[int], None]:
         """Returns a function that runs a number of training steps on one batch, and waits for them.
 
-        Nothing is fetched or logged between the steps. The difference to the time of a run is the
+        Nothing is fetched or logged between the steps. The difference from the time of a run is the
         overhead of everything but the steps.
 
         Args:
@@ -297,7 +297,7 @@ class Executor(Protocol):
         Args:
             dataset: a data set with batches of `(x, y)` or `(x, y, sample_weight)`.
             compiling: a function that returns a context to enter while the loop is compiled.
-            hooks: run before and after each execution; None: the host does not interrupt the loop.
+            hooks: the hooks for each execution; None: the host does not interrupt the loop.
         """
         ...
 
@@ -399,7 +399,7 @@ class Engine(Protocol):
 
     @property
     def hardware(self) -> Hardware:
-        """The chips, with their prices and peaks where they are known."""
+        """The chips; their price and peak FLOPs are known if their generation is."""
         ...
 
     @property
@@ -445,7 +445,7 @@ class Engine(Protocol):
         microbatches: int,
         class_weight: dict[int, float] | None,
     ) -> Nest:
-        """Returns the spec of one shard of the complete global batches that `batches` would give.
+        """Returns the spec of one shard of the complete global batches that `batches` yields.
 
         Args:
             dataset, class_weight: as for `batches`.
@@ -475,7 +475,7 @@ class Engine(Protocol):
         ...
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of the batch with which a step calls the model.
+        """Returns the spec of the batch that a step passes to the model.
 
         Args:
             shard_spec: the spec of one shard of a global batch.
@@ -497,8 +497,8 @@ class Engine(Protocol):
             position: number of batches to skip.
             class_weight: weight of each label, which becomes the sample weight.
             epoch: the length of an epoch. If its last batch is smaller, its shards are padded,
-                and a train loop for that spec ignores the padding. None: batches may span two
-                epochs, and all are complete.
+                and the train loop ignores the padding. None: batches may span two epochs, and
+                all are complete.
             gate: the gate that holds the data set back; None: reading ahead is unlimited.
         """
         ...
@@ -519,7 +519,7 @@ class Engine(Protocol):
         ...
 
     def whole_spec(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> Nest:
-        """Returns a whole batch as `keras.KerasTensor`s, for a model's own steps.
+        """Returns the spec of a whole batch as `keras.KerasTensor`s, for a model's own steps.
 
         Args:
             dataset, class_weight: as for `batches`.
@@ -566,7 +566,7 @@ class Engine(Protocol):
         Args:
             model: a model that was built in `scope`, and compiled if batches have labels.
             batch_spec: the spec of a batch, which builds the model if needed.
-            reason: why the engine's step, which divides a batch, cannot train it.
+            reason: the reason why the engine's step, which divides a batch, cannot train it.
             labelled: whether batches have labels; without them the executor only predicts.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Compiles functions that use a model outside of training, for its devices."""
+"""Compiles functions that use a model outside of training, for the model's devices."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

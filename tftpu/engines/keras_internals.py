@@ -109,7 +109,7 @@ _SCALING = (
     losses_module.scale_loss_for_distribution,
     losses_module.unscale_loss_for_distribution,
 )
-_unscaled: list[object] = []  # the open blocks; the threads that trace the replicas take turns
+_unscaled: list[object] = []  # the open blocks, of several threads: replicas are traced in turns
 
 
 @contextlib.contextmanager
@@ -241,8 +241,8 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 
 def compile_arguments(model: keras.Model) -> list[str]:
-    """Returns the arguments of the last `compile` (`_compile_loss` may be from an earlier one)."""
-    config: Any = getattr(model, "_compile_config", None)
+    """Returns the names of the arguments of the last `compile` that are not None."""
+    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be an older one
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
@@ -259,7 +259,7 @@ def list_compiled_names(model: keras.Model) -> dict[str, list[str]]:
 
 
 def describe_training_setup(model: keras.Model) -> tuple[Any, ...]:
-    """Returns the model's settings for training; comparing them shows a later `compile`."""
+    """Returns the model's settings for training, which `compile` and freezing layers change."""
     names = ("optimizer", "_compile_loss", "_compile_metrics")
     parts = [getattr(model, name, None) for name in names]
     return (*parts, *(v.path for v in model.trainable_variables))

@@ -25,7 +25,7 @@ STEP_SCOPES = ("loss", "metrics", "optimizer")
 
 
 class StateBytes(NamedTuple):
-    """The bytes of a run that one device holds.
+    """The bytes of a run's state on one device.
 
     Attributes:
         weights: the weights of the model, trained or not.
@@ -56,11 +56,11 @@ class LoweredStep:
             compiled program; see `tftpu.engines.origins`.
         arguments: name of each program parameter: "batch", or the path of a variable.
         layers: class name of every Keras layer, nested ones included, by layer name.
-        numbered: whether the scope of a layer is its name with a number.
+        numbered: whether numbers are appended to layers' names in scopes, as TensorFlow does.
         grouped: names of the layers with grouped convolutions.
         kernels: shape of every weight with two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
-        state_bytes: the bytes that a device holds for any batch.
+        state_bytes: the bytes of the run's state on a device, which do not depend on the batch.
     """
 
     program: bytes
@@ -80,7 +80,7 @@ class LoweredStep:
         return find_layer_path(op_name, self.layers, self.numbered)
 
     def find_scope(self, op_name: str) -> str:
-        """Returns the scope of the step itself that an op belongs to, or ""."""
+        """Returns which of `STEP_SCOPES` an op belongs to, or ""."""
         return find_layer_path(op_name, STEP_SCOPES, self.numbered).split("/")[0]
 
 
@@ -88,7 +88,7 @@ class BuiltStep(Protocol):
     """A train step that is not lowered yet, with its built model.
 
     Attributes:
-        state_bytes: the bytes that a device holds for any batch.
+        state_bytes: the bytes of the run's state on a device, which do not depend on the batch.
         has_blocks: whether `train.remat` can recompute blocks of the model.
         model: the model.
     """
@@ -127,11 +127,11 @@ class Lowering(Protocol):
         ...
 
     def format_mesh(self, devices: int) -> str:
-        """Returns the mesh of a number of devices, "" if the engine has none."""
+        """Returns the mesh of this many devices as text; "" if the engine has none."""
         ...
 
     def list_finer_lowerings(self, target: "Slice") -> "Sequence[Lowering]":
-        """Returns lowerings for meshes that divide the model further, from least to most."""
+        """Returns lowerings for meshes that divide the model further, in increasing order."""
         ...
 
     def choose_compiler_options(self, target: "Slice") -> dict[str, str]:
@@ -159,7 +159,7 @@ class Lowering(Protocol):
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
             options: options of the trainer.
-            objectives: returns the objectives of a model; None: the model is compiled with its
+            objectives: a function that returns a model's objectives; None: it is compiled with its
                 loss. The step is one in which all objectives are due.
 
         Raises:
@@ -176,7 +176,7 @@ def find_layer_path(op_name: str, layers: Collection[str], numbered: bool = True
             as in "head_1/MatMul"; JAX wraps it in transformations, as in
             "jit(train)/transpose(jvp(head))/dot_general".
         layers: names of the model's layers.
-        numbered: whether the scope of a layer is its name with a number.
+        numbered: whether such numbers have to be removed.
 
     Returns:
         The path, or "" if the op belongs to no layer.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 class Origin(enum.Flag):
-    """The kinds of values that a value is computed from; `NONE` means from constants alone."""
+    """The kinds of inputs that a value is computed from; `NONE` means from constants alone."""
 
     NONE = 0
     DATA = enum.auto()

@@ -71,7 +71,7 @@ class LogsLayout:
 def count_execution_steps(model: Any) -> int:
     """Returns a model's `steps_per_execution`, the batches between two calls of batch methods."""
     given = model.steps_per_execution
-    return given if isinstance(given, int) else 1  # "auto"
+    return given if isinstance(given, int) else 1  # "auto" counts as 1
 
 
 def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
@@ -79,7 +79,7 @@ def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
 
     Args:
         options: the options of training.
-        reason: why the model's own steps run.
+        reason: the reason why the model's own steps run.
     """
     instead = {
         "gradient_accumulation_steps": "pass gradient_accumulation_steps=N to the optimizer",
@@ -214,7 +214,7 @@ class OwnStepsExecutor:
         self.model.reset_metrics()
 
     def finish_epoch(self, sums: Logs) -> Logs:
-        """Returns the logs of a whole epoch: the results of the metrics with these names."""
+        """Returns the logs of a whole epoch: the metrics' results, if they have the logs' names."""
         return to_logs(keras_internals.select_metric_results(self.model, sums))
 
     def finish_training(self) -> None:
@@ -260,7 +260,7 @@ class OwnTrainLoop:
         return result
 
     def run_each(self, batches: Iterator[Any], steps: int) -> LoopResult:
-        """Runs training steps on batches of the host."""
+        """Runs training steps on batches in host memory."""
         return self.run(batches, steps)
 
     def diverged(self, sums: Logs) -> bool:

@@ -58,7 +58,7 @@ def connect(
         UserError: a requested TPU is not available (the CPU never replaces it silently), the engine
             cannot use it, the mesh does not fit the devices, or Keras is loaded with another
             backend.
-        HostLost: another host did not arrive.
+        HostLost: another host did not connect in time.
     """
     wanted = ClusterConfig(tpu, virtual_devices, engine, mesh, compiler_options, host_timeout)
     check_types("cluster", wanted)
@@ -168,7 +168,7 @@ def find_engine(model: "keras.Model") -> "Engine":
     """Returns the engine whose scope a model was built in.
 
     Raises:
-        UserError: no engine serves the model's backend, the model belongs to Keras 2, or it was
+        UserError: no engine supports the model's backend, the model belongs to Keras 2, or it was
             built outside the scope of the connected engine.
     """
     backend.check_model(model)

@@ -131,7 +131,7 @@ def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
 
 
 def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_loss: bool) -> None:
-    """Raises `UserError` for a length in place of labels, and for weights of the wrong kind.
+    """Raises `UserError` for a number instead of labels, and for weights that are not allowed.
 
     Args:
         y, sample_weight, class_weight: the arguments of `fit`.

@@ -21,7 +21,7 @@ def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -
 
 
 def _watches(callback: Any) -> bool:
-    """Returns whether a callback uses batch methods; for Keras's, the settings decide."""
+    """Returns whether a callback uses batch methods; Keras's own use them in some settings."""
     kinds = keras.callbacks
     for kind in (kinds.ModelCheckpoint, kinds.BackupAndRestore):
         if isinstance(callback, kind) and not _replaces_batch_methods(callback, kind):

@@ -14,7 +14,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest, ops
 
 _KNOWN = ("keras.", "tftpu.")  # modules whose layers and models use their inputs unchanged
-_SHOWN = 5  # most examples that a message names
+_SHOWN = 5  # maximum number of examples that a message lists
 
 
 class Limit(NamedTuple):
@@ -23,9 +23,9 @@ class Limit(NamedTuple):
     Attributes:
         name: the name of the array in messages, such as "x[0]".
         values: the array, or its spec.
-        size: the values must be from 0 to below this size.
+        size: the number of allowed values, which are 0 to size - 1.
         owner: the reason for the size, such as "the model's output has 10 classes".
-        advice: what to do about a value outside of the limit.
+        advice: the advice about a value outside of the limit.
         ignored: a value that is allowed nevertheless, or None.
         of_labels: whether these are labels, which may have any value where their weight is 0.
         masks_zero: whether 0 means padding, which the model masks.
@@ -79,7 +79,7 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
         classes: the number of classes of the labels.
     """
     of_labels = [limit for limit in find_limits(model, batch) if limit.of_labels]
-    for limit in of_labels if len(of_labels) == 1 else ():  # several: which is meant is unknown
+    for limit in of_labels if len(of_labels) == 1 else ():  # several outputs: ambiguous
         if limit.size < classes:
             raise UserError(
                 f"The data have {classes} classes (data.num_classes), but {limit.owner}: give the "

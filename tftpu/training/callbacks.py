@@ -40,7 +40,7 @@ class Callbacks:
     """The Keras callbacks of a run, in Keras's `CallbackList`, and their `History`.
 
     Args:
-        callbacks: Keras's own or a user's.
+        callbacks: the callbacks, Keras's own or a user's.
         model: the model that they see.
         epochs: the number of epochs; an epoch is the interval between two evaluations.
         steps: the number of steps of an epoch; None: it is unknown.
@@ -76,7 +76,7 @@ class Callbacks:
 
     @property
     def stopped(self) -> bool:
-        """True if a callback ended the run, by `model.stop_training`."""
+        """True if a callback ended the run, through `model.stop_training`."""
         return bool(self._model.stop_training)
 
     @stopped.setter
@@ -116,7 +116,7 @@ class Callbacks:
                 warnings.warn(f"{unlogged}{without} It will do nothing.", stacklevel=2)
 
     def begin(self, progress: RunProgress) -> None:
-        """Tells the callbacks that training begins, with the history of a resumed run.
+        """Tells the callbacks that training begins; restores their values and the history.
 
         Args:
             progress: the progress of the run.
@@ -129,7 +129,7 @@ class Callbacks:
                 setattr(callback, name, value)
 
     def restore_history(self, progress: RunProgress) -> None:
-        """Sets the history to that of the progress."""
+        """Sets the history to the one in the progress of a run."""
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def begin_batch(self, batch: int) -> None:
@@ -151,7 +151,7 @@ class Callbacks:
         first = batch // self._execution * self._execution
         last = first + self._execution - 1
         if ends or batch == last:
-            # As in Keras, an execution has its full length, also where the data end earlier.
+            # As in Keras, the index is that of a complete execution, even if the data end earlier.
             self._list.on_train_batch_end(last, read_logs())
 
     def begin_epoch(self, number: int) -> None:

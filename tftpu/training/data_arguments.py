@@ -99,12 +99,12 @@ def prepare_evaluation_data(
         dataset = _preprocess_data(preprocess, given, batch_size, steps, name)
         return dataset if steps is None else dataset.take(steps)
     if _has_sparse((x, y, sample_weight)):
-        if batch_size is None and steps is not None:  # `steps` batches of all examples, as in Keras
+        if batch_size is None and steps is not None:  # all examples in `steps` batches, as in Keras
             batch_size, steps = math.ceil(_count_sparse(x) / steps), None
         dataset = _slice_sparse(x, y, sample_weight, batch_size)
     elif _is_arrays(x):
         check_whole_number("batch_size", batch_size, 1)
-        if batch_size is None and steps is not None:  # `steps` batches of all examples, as in Keras
+        if batch_size is None and steps is not None:  # all examples in `steps` batches, as in Keras
             batch_size, steps = math.ceil(_count(x) / steps), None
         dataset = as_arrays(x, y, sample_weight, batch_size=batch_size or BATCH_SIZE)
     else:

@@ -28,16 +28,16 @@ _DIAGNOSIS = 20.0  # maximum seconds of reading batches again after a loss that 
 
 
 class EpochBatches:
-    """An iterator of `Engine.batches` that knows its position.
+    """An iterator that `Engine.batches` returned, with its position.
 
     Args:
         batches: the iterator.
         position: the number of batches of the run before the first one.
-        epoch: the epoch of the data.
+        epoch: the length of one pass over the data.
 
     Attributes:
         batches: the iterator.
-        left: the number of batches from here to the last batch of the epoch, without it.
+        left: the number of batches that are left before the last one of the epoch.
     """
 
     def __init__(self, batches: Iterator[Any], position: int, epoch: Epoch):
@@ -50,7 +50,7 @@ class EpochBatches:
         return self._epoch.steps - 1 - self._position % self._epoch.steps
 
     def advance(self, count: int) -> None:
-        """Counts batches that a device loop took."""
+        """Counts batches that a device loop has read."""
         self._position += count
 
 
@@ -62,7 +62,7 @@ class EpochLoop:
     Args:
         full: the loop for complete batches.
         last: the loop for the last batch of an epoch.
-        epoch: the epoch of the data.
+        epoch: the length of one pass over the data.
         sums: the layout of the loops' sums.
     """
 
@@ -98,7 +98,7 @@ class EpochLoop:
         return LoopResult(sums, sum(result.input_wait for result in results), asked)
 
     def run_each(self, batches: Any, steps: int) -> LoopResult:
-        """Runs training steps on complete batches of the host."""
+        """Runs training steps on complete batches in host memory."""
         return self._full.run_each(batches, steps)
 
     def diverged(self, sums: np.ndarray) -> bool:
@@ -160,7 +160,7 @@ class StreamLoop:
         )
 
     def run_each(self, batches: Any, steps: int) -> LoopResult:
-        """Runs training steps on batches of the host."""
+        """Runs training steps on batches in host memory."""
         return self.run(batches, steps)
 
     def diverged(self, sums: np.ndarray) -> bool:
@@ -183,7 +183,7 @@ def _describe(arrays: Nest) -> Any:
 
 
 class Feed:
-    """The batches of a run. An epoch is read when it begins, after the previous one's callbacks.
+    """The batches of a run. An epoch is only read after the callbacks of the previous epoch.
 
     Args:
         dataset, class_weight, epoch: as for `Engine.batches`.
@@ -236,7 +236,7 @@ class Feed:
         )
 
     def begin_epoch(self, steps: int) -> None:
-        """Begins an epoch with this number of steps left; does nothing within an epoch."""
+        """Begins an epoch unless one has begun; allows reading its remaining `steps` batches."""
         if not self._within and isinstance(self._dataset, PyBatches):
             self._dataset.begin_epoch()
         if not self._admitted and self._gate is not None:

@@ -38,7 +38,8 @@ class Programs:
 
     Attributes:
         engine, model, options, objectives: the arguments.
-        undivided_because: why the model's own steps run, on whole batches; "": they do not.
+        undivided_because: the reason why the model's own steps run, on whole batches; "" if they do
+            not run.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Programs:
         self._own_steps: Executor | None = None  # the executor of the model's own steps
         self.undivided_because = ""
         self._predictor: Executor | None = None  # the executor for data without labels
-        self._own_predictor: Executor | None = None  # likewise, for data that cannot be divided
+        self._own_predictor: Executor | None = None  # the same with the model's own steps
         self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
         self._loops: dict[str, TrainLoop] = {}
 
@@ -198,14 +199,14 @@ class Programs:
     def _prepare_loop_of_shards(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, int]:
-        """Does what `prepare_training` does, for the engine's step, which divides a batch."""
+        """Prepares the engine's step, which divides a batch; see `prepare_training`."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(self.engine.building_spec(spec))
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)
-        # Preparing the loop has shown that the step changes no variables outside of the model.
+        # Only now: preparing the loop checks that the step changes nothing outside of the model.
         if new:
             executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):
@@ -225,7 +226,7 @@ class Programs:
         return loop, size
 
     def _prepare_loop_for(self, batch: Nest) -> TrainLoop:
-        """Returns the train loop for batches of this one's shapes; `batch`: NumPy arrays."""
+        """Returns the train loop for batches shaped like `batch`, which holds NumPy arrays."""
         size = count_examples(batch)
         microbatches = self.options.gradient_accumulation_steps
         return self._prepare_loop(
@@ -270,7 +271,7 @@ class Programs:
             dataset: the data set to evaluate.
             clock: the clock of the run, for the time of compiling.
             watchdog: the watchdog of the run, paused while the evaluation is compiled.
-            build_hooks: builds the hooks that are called for every execution; None: there are none.
+            build_hooks: a function that builds the hooks for every execution; None: there are none.
         """
         executor = self.executor
         paused = contextlib.nullcontext() if executor.evaluation_compiled else watchdog.paused()
@@ -286,7 +287,7 @@ class Programs:
         return executor.eval_sums.read(sums)
 
     def _prepare_loop(self, spec: Nest, examples: int) -> TrainLoop:
-        """Returns the train loop for batches of a spec, which is kept with its compiled program."""
+        """Returns the train loop for batches of a spec; keeps it, because it compiles a program."""
         key = f"{examples} of {spec}"
         if key not in self._loops:
             self._check_spec(spec)

@@ -34,10 +34,10 @@ class RunProgress:
         best: the best value so far and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: indices of the epochs in `history`.
-        ended: the length that the run had when a callback ended it; None: no callback did.
+        ended: the length planned for the run when a callback ended it; None: no callback did.
         callbacks: the values that Keras's callbacks keep across epochs, by callback.
         pass_steps: the number of batches of one pass over a stream; None: unknown.
-        begun_at: the steps of earlier runs of the same `Trainer`, which its executor counts, too.
+        begun_at: the steps of earlier runs of the same `Trainer`, which `Executor.step` includes.
     """
 
     step: int = 0

@@ -175,7 +175,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def doing(self, phase: str, part: str) -> Iterator[None]:
-        """Counts the block's time as a part of the account, and shows the current activity."""
+        """Counts the block's time under a part of the account, and shows the current activity."""
         if self._console:
             self._console.show_phase(phase)
         with self._account.clock.spend(part):

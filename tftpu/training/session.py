@@ -95,7 +95,7 @@ class Session:
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # whether a save was due after the last device loop
-        # An earlier process already trained the steps before this one.
+        # The step up to which an earlier process has trained; steps before it are repeated.
         self._repeats_until = account.reached
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)
@@ -247,7 +247,7 @@ class Session:
         """Returns the batches from the run's position on.
 
         Args:
-            new: whether this process has read none yet.
+            new: whether this process has not read any batch yet.
         """
         return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
 
@@ -356,7 +356,7 @@ class Session:
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
             return
         sign = -1.0 if smaller_is_better(metric) else 1.0
-        # Before it was resumed, the run may have used another metric, which cannot be compared.
+        # Values of another metric, from before the run was resumed, cannot be compared.
         if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
             self._save(now=True, best=self.progress.best)
@@ -370,14 +370,14 @@ class Session:
             return
         if self.over and not self._evaluation_due:
             self._finish_training()
-        # A run that was asked to stop saved before it evaluated.
+        # Already saved, because a run that is asked to stop saves before it evaluates.
         if self._saver.saved_step == self._step:
             if best is not None:
                 self._saver.mark_best(best)
             return
         with self._reporter.doing("saving", "checkpoint_wait"):
             self._saver.save(self._step, self._build_state(), best, self._reporter.flush)
-        self._reporter.write_account()  # a run that is killed now loses nothing
+        self._reporter.write_account()  # complete even if the run is killed now
 
     def _wait_for_saves(self) -> int | None:
         """Waits until nothing is being saved; returns the step of the newest checkpoint."""

@@ -36,12 +36,13 @@ class Timetable:
         options: the options with the intervals of log lines and checkpoints.
         loop_steps: the maximum number of steps of a device loop.
         epochs: the number of epochs; the last one may be shorter.
-        lengths: the steps of the epochs, a cycle; empty: an epoch lasts until the data end.
+        lengths: the numbers of steps of successive epochs, repeated in a cycle; empty: each epoch
+            lasts until the data end.
         limit: the total length of the run; None: all of its epochs.
         first_step: the first step of the run; steps before it count as done.
         pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
         last_alone: whether the last step of a pass runs in a separate device loop.
-        numbered_from: the index of the first epoch, if earlier ones count no steps.
+        numbered_from: the index of the first epoch, if steps of earlier ones are not counted.
         validation_freq: the number of epochs from one evaluation to the next, or the evaluated
             epochs, counted from 1.
     """
@@ -110,7 +111,7 @@ class Timetable:
         return min(stops if self.steps is None else [self.steps, *stops])
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the steps until the epoch ends, or the device loop if lengths are unknown."""
+        """Returns the steps left of the epoch, or of the device loop if its length is unknown."""
         epoch = self.locate(step)
         if epoch.length is None:
             return self.find_next_stop(step) - step
@@ -148,7 +149,7 @@ class Timetable:
             step: the number of steps of the pass.
             again: whether the data can begin again; otherwise the run is over.
         """
-        if self.limit is not None:  # the length of a run by steps= does not depend on the data
+        if self.limit is not None:  # a length given as steps= does not depend on the data
             return dataclasses.replace(self, pass_steps=step)
         lengths = divide_pass(self.epoch_steps, step)
         found = dataclasses.replace(self, lengths=lengths, pass_steps=step)

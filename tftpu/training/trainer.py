@@ -49,8 +49,8 @@ class Trainer:
         options: options of training.
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
             or a pair of that loss and a dictionary of further values for each example, which are
-            logged. The batch is what the data set yields. Evaluation calls it as well. It replaces
-            the compiled loss: the model is compiled with an optimizer only.
+            logged. The batch is an element of the data set. Evaluation calls `loss_fn` as well. It
+            replaces the compiled loss: the model is compiled with an optimizer only.
         objectives: several loss functions, each with its own variables and optimizer, instead of
             the compiled loss and optimizer.
         engine: the engine that runs the steps; None is the engine in whose scope the model was
@@ -284,7 +284,7 @@ class Trainer:
             verbose: 0 prints nothing; Keras's other values print the results.
             steps: number of batches; None: all. Without a batch size, arrays are divided into this
                 number of batches.
-            callbacks: their `on_test_*` methods are called.
+            callbacks: callbacks, whose `on_test_*` methods are called.
             return_dict: whether to return a dictionary.
 
         Returns:
@@ -324,7 +324,7 @@ class Trainer:
             batch_size: the batch size for arrays; None: 32.
             verbose: 0 prints nothing; Keras's other values print the shapes of the outputs.
             steps: see `evaluate`.
-            callbacks: their `on_predict_*` methods are called.
+            callbacks: callbacks, whose `on_predict_*` methods are called.
 
         Returns:
             NumPy arrays of shape (examples, ...), nested as the model's output.

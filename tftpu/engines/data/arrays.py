@@ -27,7 +27,7 @@ class Arrays:
     Attributes:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of nested NumPy arrays.
         global_batch_size: the number of examples per step.
-        shuffle: whether each epoch has its own random order; otherwise the order of the arrays.
+        shuffle: whether each epoch has its own random order; otherwise it keeps the arrays' order.
         seed: the seed of the order.
     """
 
@@ -101,7 +101,7 @@ class Arrays:
             return keras.tree.map_structure(tf.constant, self.parts)
 
     def _gather(self, examples: Nest, positions: Tensor) -> Nest:
-        """Returns the examples at positions of the endless stream, (n,) int64."""
+        """Returns the examples at the given positions of the endless stream, (n,) int64."""
         places = positions % self.count
         if self.shuffle:
             epochs = positions // self.count
@@ -127,7 +127,7 @@ def as_arrays(
     Args:
         x, y, sample_weight: as for Keras's `fit`: arrays, tensors or pandas frames, or nests of
             them; None where there is none.
-        batch_size: the number of examples per step, at most all of them.
+        batch_size: the number of examples per step; if there are fewer, all of them.
         shuffle: whether each epoch has another order.
         seed: the seed of the order.
 

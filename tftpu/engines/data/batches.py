@@ -22,7 +22,7 @@ from tftpu.tensors import Nest
 logger = logging.getLogger(__name__)
 
 _LONG = 10.0  # seconds of reading after which a message explains the wait
-_LONGEST = 3600.0  # most seconds of counting the batches of a data set, which may never end
+_LONGEST = 3600.0  # maximum seconds of counting the batches of a data set that may be endless
 
 _CUT = "pass steps= (validation_steps= to fit), or limit it with .take(batches)"
 _UNEQUAL = (
@@ -49,8 +49,8 @@ _EXPLAINED = {
 
 _T = TypeVar("_T")
 
-# Identities of data sets of unknown length that have ended once. Validation data end in every
-# epoch.
+# The `id` of each data set of unknown length that has ended once. It may be read again without a
+# warning, as validation data are in every epoch.
 _ended: set[int] = set()
 
 
@@ -124,7 +124,7 @@ def measure_epoch(dataset: Any) -> Epoch:
 
 
 def count_batches(items: Iterable[_T], batches: int, instead: str = _CUT) -> Iterator[_T]:
-    """Yields the items, one per batch of a data set that is read to count its batches.
+    """Yields items, one for each batch of a data set that is read to count its batches.
 
     Args:
         items, batches, instead: as for `warn_if_endless`.
@@ -153,12 +153,12 @@ def warn_if_endless(
     Args:
         items: the items to yield.
         batches: the number of batches; None or tf.data's constant if it is unknown.
-        instead: the advice to the user.
+        instead: the advice in the warning.
         dataset: the data set that is read; after it has ended once, it gives no more warnings.
             None: it is read only once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
-    unknown = unknown and not isinstance(dataset, PyBatches)  # whose length is known
+    unknown = unknown and not isinstance(dataset, PyBatches)  # their length is known
     started, due = time.monotonic(), _LONG
     for number, item in enumerate(items, 1):
         yield item
@@ -216,9 +216,9 @@ def build_epoch_batches(
 ) -> tf.data.Dataset:
     """Pads batches to one static size that can be divided into equal shards.
 
-    A batch, and the smaller last batch of an epoch, is divided into equally many shards, the last
-    of which may lack examples. Each shard begins with its examples and ends with padding, which the
-    step for that spec ignores.
+    Each batch, also the smaller last one of an epoch, is divided into the same number of shards,
+    the last of which may lack examples. Each shard begins with its examples and ends with padding,
+    which the train step ignores.
 
     Args:
         dataset: an endless data set from batch `start` on; only an epoch's last batch may be
@@ -316,7 +316,7 @@ def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
     """Pads a batch; returns it with a mask of its examples, (size,) float32.
 
     Args:
-        batch: a tuple of the parts of a data set's element.
+        batch: an element of a data set, as a tuple.
         size: number of examples after padding.
     """
     given: Any = unwrap_features(batch)

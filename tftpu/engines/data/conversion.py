@@ -164,7 +164,7 @@ def build_whole(
 
 
 def build_whole_evaluation(dataset: Any) -> tf.data.Dataset:
-    """Returns a finite data set of the user's batches, unpadded; of a stream, only the first.
+    """Returns a finite data set of the user's batches, unpadded; of a stream, only its first batch.
 
     Raises:
         UserError: the argument is not a data set, or never ends.

@@ -41,5 +41,5 @@ class Gate:
 
 
 def endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks a data set as endless; otherwise its shape is not static on several devices."""
+    """Marks a data set as endless; otherwise several devices get batches without static shape."""
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -54,7 +54,7 @@ def slice_arrays(
     """Returns texts and arrays that are preprocessed when they are read, batch by batch.
 
     Args:
-        preprocess: the function for a batch.
+        preprocess: the function that converts examples to a batch.
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, as `to_arrays` returns them.
         batch_size, shuffle, seed: as for `SlicedArrays`.
 
@@ -75,7 +75,7 @@ class PreprocessedBatches(Stream):
     """Batches of a data set that are preprocessed when they are read.
 
     Args:
-        preprocess: the function for a batch.
+        preprocess: the function that converts examples to a batch.
         source: a `tf.data.Dataset`, or another iterable of batches.
 
     Raises:

@@ -113,7 +113,7 @@ class PyBatches:
     def _build_dataset(
         self, generator: Callable[[], Iterator[Nest]], sized: bool = True
     ) -> tf.data.Dataset:
-        """Returns a generator's batches as a data set; `sized`: all but the last have one size."""
+        """Returns a generator's batches as a data set; `sized`: only the last may be smaller."""
 
         def spec(array):
             size = array.shape[0] if sized and not self.ragged else None

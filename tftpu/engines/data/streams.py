@@ -1,6 +1,6 @@
 """Batches of a Python iterable: generators, and loaders of other libraries.
 
-Their length is unknown until they end, and most of them start at their beginning only.
+Their length is unknown until they end, and most of them can only be read from their beginning.
 """
 
 import collections
@@ -97,7 +97,7 @@ class Stream:
 
     @property
     def symbols(self) -> Nest:
-        """The first batch as `keras.KerasTensor`s, also where it has sparse or ragged tensors."""
+        """The first batch's specs as dense `keras.KerasTensor`s, also if it is sparse or ragged."""
         return keras.tree.map_structure(
             lambda part: (
                 None
@@ -132,7 +132,7 @@ class Stream:
 
 
 class SlicedArrays(Stream):
-    """Batches, from any step on, of arrays such as sparse or ragged ones or texts.
+    """Batches of texts or of arrays, also sparse or ragged ones, that can start at any step.
 
     Args:
         parts: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
@@ -239,7 +239,7 @@ _END = object()
 
 
 def is_stream(data: Any) -> bool:
-    """Returns whether data are an iterable of batches, and not of a kind with known length."""
+    """Returns whether data are an iterable of batches, but not arrays or a data set."""
     known = str | bytes | dict | list | tuple | tf.data.Dataset | keras.utils.PyDataset
     if isinstance(data, known) or hasattr(data, "shape") or isinstance(data, type):
         return False

@@ -14,8 +14,8 @@ def limit_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     The deletion of an iterator joins the thread that tunes it. This thread sleeps about as long as
     the iterator has lived, at most a minute, and often misses the call that ends its sleep:
-    TensorFlow wakes it before it sets the flag that the thread looks at. A run would end, and an
-    evaluation return, up to a minute late.
+    TensorFlow wakes the thread before setting the flag that the thread checks. A run would end, and
+    an evaluation return, up to a minute late.
     """
     if (os.cpu_count() or 1) > _CORES or dataset.options().autotune.enabled is not None:
         return dataset

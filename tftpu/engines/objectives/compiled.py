@@ -243,7 +243,7 @@ def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
-    """Returns whether `reset_state` sets all states of a metric to zero; leaves them so if yes."""
+    """Returns whether `reset_state` sets all states of a metric to zero; if so, they stay zero."""
     # Copies, because TensorFlow's tensor of a variable changes with the variable. They may be
     # symbolic, because preflight traces the creation of a model.
     before = [ops.copy(v) for v in metric.variables]
@@ -422,7 +422,7 @@ def _returns_one_number(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> bool
 
 
 def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
-    """Updates a metric of the whole batch: each replica adds an equal share of it."""
+    """Updates a metric of the whole batch, on each replica with an equal share of the weight."""
     if not _is_whole():
         raise UserError(
             f"The metric {metric.name!r} returns one number for a whole batch, but the batch is "
@@ -437,7 +437,7 @@ def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
 
 
 def _is_whole() -> bool:
-    """Returns whether results for the global batch can be computed at once."""
+    """Returns whether the global batch is computed at once, rather than in microbatches."""
     return find_division().microbatches == 1
 
 

@@ -117,7 +117,7 @@ class ForwardPass:
         """Runs the model, its losses and metrics on one microbatch.
 
         Args:
-            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
+            batch: `(x, y)` or `(x, y, sample_weight)`, or any batch that a loss function takes.
             values: the values of the variables.
             training: whether the model trains, as for Keras's `call`.
             division: how the global batch is divided.

@@ -51,7 +51,7 @@ class Term(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """One term over one microbatch, element by element.
+    """The values of one term for each element of a microbatch, such as an example or a token.
 
     Attributes:
         values: the values, (batch, ...), float32; or (), if the loss itself returns a mean over the
@@ -118,7 +118,7 @@ class Losses(Protocol):
         """Calls the model and computes its losses, inside a `keras.StatelessScope`.
 
         Args:
-            batch: `(x, y)` or `(x, y, sample_weight)`, or what a loss function takes.
+            batch: `(x, y)` or `(x, y, sample_weight)`, or any batch that a loss function takes.
             training: whether the model trains, as for Keras's `call`.
             valid: 1.0 for examples and 0.0 for padding, (batch,); None: no padding.
             own: a function that returns the losses that layers have added so far.
@@ -146,7 +146,7 @@ def compute_shard_divisor(
         term: the term.
         elements: the elements of one shard, or of one microbatch.
         shards: number of summands of the global divisor.
-        microbatches: the result for a loss that is one number per microbatch: their number.
+        microbatches: number of microbatches, the result for a loss that is one number for each.
     """
     if elements.is_scalar:
         return float(microbatches)

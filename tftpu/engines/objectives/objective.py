@@ -89,7 +89,7 @@ def list_objectives(
     """Returns the objectives given to a trainer; empty if the model has a compiled loss.
 
     Args:
-        model: compiled with an optimizer, if there is a `loss_fn`.
+        model: the model, compiled with an optimizer if there is a `loss_fn`.
         loss_fn: the loss function of the only objective.
         objectives: several objectives.
 

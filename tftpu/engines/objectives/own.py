@@ -72,7 +72,7 @@ class FunctionLosses:
         return self._call(batch, False)
 
     def compute_metric_results(self) -> dict[str, Tensor]:
-        """Returns nothing, because a function returns its measurements as terms."""
+        """Returns {}, because the values that the function returns are logged as terms."""
         return {}
 
     def _build(self, batch: Nest) -> tuple[Tensor, dict[str, Tensor]]:

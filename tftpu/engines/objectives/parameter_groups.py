@@ -49,7 +49,7 @@ def build_compiled_group(model: keras.Model) -> ParameterGroup:
 def build_parameter_groups(
     model: keras.Model, objectives: Sequence[Objective], batch: Nest
 ) -> list[ParameterGroup]:
-    """Returns the objectives' groups; builds the model with their functions, and optimizers."""
+    """Returns a group for each objective; builds the model and the optimizers."""
     several = len(objectives) > 1
     losses = [FunctionLosses(model, one, several, batch) for one in objectives]
     known = {id(v) for v in model.trainable_variables}

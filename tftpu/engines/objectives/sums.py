@@ -46,7 +46,7 @@ class _Sums:
 
     @property
     def names(self) -> list[str]:
-        """The names of the losses and metrics. Only sums with equal names can be added."""
+        """The names of terms and of metrics' states. Only sums with equal names can be added."""
         paths = [variable.path for variable in self._variables]
         names = [*(term.name for term in self._terms), *paths]
         return [remove_counters(name) for name in names]
@@ -72,8 +72,8 @@ class _Sums:
 class TrainSums(_Sums):
     """The layout of the sums of training steps.
 
-    It is: steps, gradient norm, skipped steps, each objective's steps and losses, metrics. A step
-    with a smaller batch counts as a fraction of a step.
+    Its order: steps, gradient norm, skipped steps, each objective's steps and losses, metrics. A
+    step with a smaller batch counts as a fraction of a step.
 
     Args:
         groups: the objectives.
