@@ -106,8 +106,7 @@ class Arrays:
         if self.shuffle:
             epochs = positions // self.count
             seed = tf.fill(tf.shape(positions), tf.constant(self.seed, tf.int64))
-            # RandomIndexShuffle takes a seed for each index, because a batch may hold examples of
-            # two epochs.
+            # Each index has its own seed, because a batch may contain examples of two epochs.
             places = tf.raw_ops.RandomIndexShuffle(
                 index=places,
                 seed=tf.cast(tf.stack([seed, epochs, epochs], axis=1), tf.int32),
