@@ -48,7 +48,7 @@ class StoredFile:
         blocks: the blocks of the file, as the manifest lists them.
 
     Attributes:
-        blocks: the argument.
+        blocks: the blocks of the file.
     """
 
     def __init__(self, path: str, blocks: list[Block]):

@@ -101,7 +101,7 @@ class Report:
         return [item for item in self.slices if item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
-        """Returns "cheapest", "fastest", both or "": the remark on one of several slices."""
+        """Returns the remark on one of several slices: "cheapest", "fastest", both or ""."""
         if len(self._list_priced()) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))

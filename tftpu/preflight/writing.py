@@ -64,11 +64,11 @@ def check_writing(
 ) -> list[WritingReport]:
     """Compiles a language model's generation loop for TPU slices, on a machine without a TPU.
 
-    The loop is that of `tftpu.generate`, for the last tokens of the model's context. Each of them
-    costs the same, and none costs more.
+    The loop is that of `tftpu.generate`, for the last tokens of the model's context. Each of these
+    tokens costs the same, and no earlier token costs more.
 
     Args:
-        model_fn: returns a newly built model that predicts the next token.
+        model_fn: function that returns a newly built model that predicts the next token.
         slices: names such as "v5e-1".
         rows: texts that a device writes at once.
         precision: dtype policy under which the model is built.

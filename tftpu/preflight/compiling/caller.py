@@ -11,7 +11,7 @@ _Item = TypeVar("_Item")
 
 
 class StoppedError(Exception):
-    """Raised in the threads of other slices after one failed, or after Ctrl-C."""
+    """Raised in the threads of the other slices after one slice failed, or after Ctrl-C."""
 
 
 class Caller:

@@ -50,9 +50,10 @@ class Examiner:
             line with the result. None starts a new list.
 
     Attributes:
-        build_shared: builds the step for a number of devices and of examples per device; cached.
-        lower_shared: lowers that step; cached.
-        list_finer: returns checks of the same model with meshes that divide it further on a slice.
+        build_shared: function that builds the step, given the numbers of devices and of examples
+            per device; cached.
+        lower_shared: function that lowers that step; cached.
+        list_finer: function of a slice, which returns checks of the model with finer meshes.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Examiner:
         return self.build_shared(target.replicas, self.count_examples(target)).state_bytes
 
     def holds_state(self, target: Slice) -> bool:
-        """Returns whether a device of a slice has room for the state, if for nothing else."""
+        """Returns whether the state alone fits into the memory of a device of a slice."""
         return self.measure_state(target).total <= target.generation.hbm_limit
 
     def count_examples(self, target: Slice) -> int:
@@ -175,7 +176,7 @@ class Examiner:
     ) -> LoweredStep:
         """Lowers the step for another batch, another model or other options of the trainer.
 
-        It runs in the thread of `caller`.
+        The work is done in the thread of `caller`.
 
         Args:
             devices: number of devices of the slice.

@@ -166,7 +166,7 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
 
 
 def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
-    """Returns sentences that compare the curve with the compiler's own figure."""
+    """Returns sentences that compare the curve's peak with the bytes that the compiler counts."""
     drawn, counted = max(curve.bytes), item.hbm_bytes
     text = (
         f"The peak of the arrays' lifetimes is {format_size(drawn)}; the compiler itself counts "
@@ -312,7 +312,7 @@ def _build_table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[
     """Returns a table that scrolls sideways on a narrow screen.
 
     Args:
-        columns: their names.
+        columns: the names of the columns.
         rows: the cells of each row.
         title: for screen readers.
         left: names of columns aligned to the left.
