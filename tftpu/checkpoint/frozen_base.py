@@ -140,7 +140,7 @@ def _view_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
-    """Yields (index in the region of a group's first element, positions in the flat variable)."""
+    """Yields groups of elements: (first index in the flat region, positions in the variable)."""
     count = regions.count_elements(region)
     if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):

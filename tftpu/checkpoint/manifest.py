@@ -99,7 +99,7 @@ def remove_leftovers(folder: str, marker: OwnFile) -> None:
         marker: the manifest's file.
 
     Raises:
-        ChangedError: another process wrote the manifest meanwhile; that one is valid.
+        ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
         OSError: a file could not be removed.
     """
     marker.remove()
@@ -133,7 +133,7 @@ def commit(step: int, listed: Listing, marker: OwnFile) -> None:
         marker: the manifest's file.
 
     Raises:
-        ChangedError: another process wrote the manifest meanwhile; that one is valid.
+        ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
         OSError: the manifest could not be written, and the checkpoint is not valid.
     """
     marker.write(seal(json.dumps({"step": step, "files": listed})))

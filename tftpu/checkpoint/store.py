@@ -72,7 +72,7 @@ class Checkpoints:
     Args:
         workdir: a local or `gs://` path.
         keep: number of newest checkpoints to keep, in addition to the best.
-        keep_every: also keep checkpoints whose step is a multiple of this; 0: only the newest.
+        keep_every: also keep checkpoints whose step is a multiple of this; 0 keeps no others.
         hosts: the hosts that train together; None: this process alone.
 
     Attributes:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DataContext:
-    """What a data set has to know about the run.
+    """The settings of a run that its data set needs.
 
     Attributes:
         seed: the seed of the order and the augmentation.

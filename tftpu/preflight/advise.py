@@ -62,7 +62,7 @@ def parse_memory_error(error: str) -> tuple[int, int] | None:
 
 
 def batch_step(examples: int, unit: int | None) -> int:
-    """Returns the number whose multiples the search for a batch that fits tries.
+    """Returns the step size, in examples, of the search for a batch that fits.
 
     Args:
         examples: the number of examples in a microbatch that does not fit.
@@ -110,7 +110,7 @@ def find_largest_batch(
 
 
 def _interpolate(points: dict[int, int], limit: int) -> int:
-    """Returns the batch that should need `limit` bytes, by a line through two known points."""
+    """Returns the batch that needs `limit` bytes by linear interpolation of two known batches."""
     near = sorted(points, key=lambda p: abs(points[p] - limit))[:2]
     if len(near) < 2 or points[near[0]] == points[near[1]]:
         return int(near[0] * limit / max(points[near[0]], 1))
@@ -165,7 +165,8 @@ def _find_silent_kernels(cost: Cost) -> list[Lint]:
 
 def _find_partial_tiles(step: LoweredStep, microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
-    by_token = any("Attention" in kind for kind in step.layers.values())  # a token is a row
+    # With attention, the rows of matrix products are tokens, not examples.
+    by_token = any("Attention" in kind for kind in step.layers.values())
     if by_token or 1 - microbatch / padded < WORTH:
         return []
     return [

@@ -37,8 +37,8 @@ class PreflightOptions:
         steps: steps of the run; None leaves out the time and cost of the run.
         examples_per_epoch: examples in an epoch; None leaves out the cost of an epoch.
         prices: US dollars per chip-hour by generation; they replace the list prices.
-        validate: called with the number of replicas of each slice; raises `UserError` if the run
-            cannot use that many.
+        validate: function of the number of replicas of a slice, which raises `UserError` if the
+            run cannot use that many.
         batch_unit: number of examples of which a replica's microbatch must be a multiple, such as
             the number that share batch statistics. None: any; the search for a batch that fits then
             tries multiples of 8, which fill the tiles of a TPU's memory; smaller ones if necessary.

@@ -1,6 +1,6 @@
 """Builds a copy of a compiled Keras model, to check it for other devices.
 
-If the copy may differ from the model, it raises an error: the check would price another step.
+Raises an error if the copy may differ from the model: the check would price another step.
 """
 
 import copy

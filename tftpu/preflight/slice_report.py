@@ -271,7 +271,7 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
 
 
 def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
-    """Adds to the report of a slice that no batch fits, because the state alone is too large.
+    """Records in a slice's report that no batch fits, because the state alone is too large.
 
     Args:
         report: the report of a step that was not compiled, changed in place.

@@ -183,7 +183,7 @@ class PreemptionNotice:
 def exit_on_notice() -> Iterator[None]:
     """Exits with code 75 on SIGTERM within the block, for code that has nothing to save.
 
-    A machine that is preempted while a run starts then runs the command again.
+    The code tells the launcher of a machine preempted during a start to run the command again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# Part of the error message if a kernel exceeds the core's own memory, whatever the batch.
+# In the error if a kernel exceeds the core's own memory, which a smaller batch does not change.
 KERNEL_MEMORY = "memory space vmem"
 _PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
 _CONVERTING = threading.Lock()

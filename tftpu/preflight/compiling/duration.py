@@ -16,8 +16,7 @@ def count_instructions(module: str) -> int:
 def find_measured_seconds(instructions: int, generation: str, folder: Path) -> float | None:
     """Returns the median processor seconds of earlier compilations of similar programs, or None.
 
-    Similar programs have nearly the same number of instructions, and the same generation: those of
-    the same model with another batch, or for another slice.
+    These are of the same model, for the same generation, but for another batch or another slice.
     Generations differ: for v6e, ResNet-50 takes four times as long as for v5e.
 
     Args:

@@ -13,7 +13,7 @@ import psutil
 from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-# Seconds after which a phase prints its first two lines; each further one takes twice the time, up
+# Seconds after which a phase prints its first two lines; from then on, the interval doubles, up
 # to a minute.
 _FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
 _LONG = 20.0  # seconds after which a check shows results before its end
@@ -103,7 +103,7 @@ class Progress:
         limit: float | None = None,
         expected: float | None = None,
     ) -> Iterator[Phase]:
-        """Shows a phase within the block, which may change its text.
+        """Shows a phase during the block, which may change the text of the phase.
 
         Args:
             text, process, limit, expected: as in `Phase`.

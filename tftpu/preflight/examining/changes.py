@@ -34,7 +34,7 @@ def examine(
     Args:
         examiner: the check of the model.
         target: the slice.
-        note: called with the report of a step that does not fit, before changes are tried.
+        note: function of the report of a step that does not fit, called before changes are tried.
     """
     report = examiner.examine_once(target)
     if report.fits or not report.compiles or report.exceeds_host:
@@ -60,7 +60,7 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Returns the report with changes that make the step fit, or that of a finer mesh for "auto".
+    """Adds advice on changes that fit to the report; for mesh="auto", returns a finer mesh's.
 
     Raises:
         UserError: a change has no result: the time limit passed, or the compiler crashed.
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report for a finer mesh; each flag that it advises follows that of the mesh."""
+    """Returns the report for a finer mesh, whose advised flags include that of the mesh."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]

@@ -44,14 +44,14 @@ class Examiner:
         lowering: the lowering of the engine's steps.
         caller: the thread that builds and lowers models.
         processes: the compiler's processes.
-        change: how the model differs from the config's, for the lines of progress, such as
+        change: how the model differs from that of the config, for the lines of progress, such as
             " with remat=block".
         tried: a list to which each change that was tried is added: the name of the slice, and a
             line with the result. None starts a new list.
 
     Attributes:
         build_shared: function that builds the step, given the numbers of devices and of examples
-            per device; cached.
+            per shard of the global batch; cached.
         lower_shared: function that lowers that step; cached.
         list_finer: function of a slice, which returns checks of the model with finer meshes.
     """
@@ -145,7 +145,7 @@ class Examiner:
         return self.measure_state(target).total <= target.generation.hbm_limit
 
     def count_examples(self, target: Slice) -> int:
-        """Returns the examples of a step that a device of a slice gets.
+        """Returns the number of examples in a shard of the global batch on a slice.
 
         Raises:
             UserError: the run cannot use this slice.

@@ -101,7 +101,7 @@ def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int
 
     Args:
         name: an identifier, unique on the page.
-        curve: what to draw.
+        curve: the memory curve.
         code: bytes of the program, part of `curve.base`.
         limit: bytes that a program may use; drawn as a line if the peak is more than half of it.
         width: the width of the plot.
@@ -256,7 +256,7 @@ class _Frame:
 
 
 def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
-    """Returns the texts for a pointer over the places of a memory curve."""
+    """Returns transparent bars over a memory curve, with the texts that a pointer shows."""
     width, count = frame.width / len(curve.bytes), len(curve.bytes)
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):

@@ -149,7 +149,7 @@ def _count_turns(instruction: Instruction, target: Slice) -> int | None:
 
 
 def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
-    """Returns the number of chips of a collective's group, and of the groups that share them.
+    """Returns the number of chips of a collective's group, and how many groups share each chip.
 
     Devices are numbered chip by chip. If a group has one of two devices of a chip, another group
     has the other, and exchanges over the same links at the same time.
@@ -238,7 +238,7 @@ class Timeline:
         self._ends: dict[str, float] = {}
 
     def run(self, seconds: float) -> None:
-        """Runs an instruction."""
+        """Advances the timeline by an instruction that takes these seconds."""
         self._now += seconds
 
     def start(self, key: str, seconds: float, link: str = "slice") -> None:

@@ -184,7 +184,7 @@ class Pricing:
         if timeline.is_running(key):  # other instructions work while the collective continues
             timeline.run(work)
             return kind, work
-        # A fusion makes an all-reduce a reduce-scatter: each device keeps a shard of the sum.
+        # A fused all-reduce is a reduce-scatter: each device keeps one shard of the sum.
         seconds /= 2 if instruction.opcode == "fusion" else 1
         timeline.run(seconds + work)
         return "collective", seconds + work
@@ -231,7 +231,7 @@ def _is_kept_by_loop(op_name: str) -> bool:
     """Returns whether an op stores values of a loop's forward pass for its backward pass."""
     return (
         "/while/body/" in op_name
-        and op_name.endswith("dynamic_update_slice")  # JAX stores by this op
+        and op_name.endswith("dynamic_update_slice")  # the op by which JAX stores a value
         and "jvp(" in op_name
         and "transpose(" not in op_name
     )

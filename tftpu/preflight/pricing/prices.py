@@ -28,7 +28,7 @@ Kind = Literal[
 ]
 # fmt: on
 
-PRODUCT = 0.5  # an instruction with this share of the peak FLOP/s costs what the compiler estimates
+PRODUCT = 0.5  # from this share of the peak FLOP/s on, the compiler's estimate is used
 
 
 @dataclasses.dataclass(frozen=True)

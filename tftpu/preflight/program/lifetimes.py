@@ -202,8 +202,8 @@ class Lifetimes:
     def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an `async-update`: (operands, result, context).
 
-        If the update gets operands, the work begins with it: it creates the result, and shares with
-        its start the context, the arrays that its aliases name.
+        If the operands are passed to the update, the work begins with it, and it creates the
+        result. It shares the context with its start, as its aliases show.
         """
         given = [leaf for operand in operands[1:] for leaf in operand.leaves]
         if not given:

@@ -181,7 +181,7 @@ class Runs:
     def _find_element(
         self, source: Instruction, computation: Computation, index: int
     ) -> int | None:
-        """Returns a number in a tuple, a loop's result or state; None if it is unknown."""
+        """Returns an element of a tuple, a loop's result or its state; None if it is unknown."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
             return self._find_kept(loop, outside, index)
