@@ -27,7 +27,7 @@ class Base:
 
     Args:
         paths: the paths of the variables.
-        state: returns all variables of the run, by group.
+        state: function that returns all variables of the run, by group.
         hosts: the hosts that train together.
 
     Raises:
@@ -122,7 +122,7 @@ class Base:
 
 
 def _sum(leaf: Leaf, parts: Sequence[Region]) -> int:
-    """Returns the weighted sum of the elements of a variable in some regions."""
+    """Returns a variable's term of the digest: the weighted sum of its elements in some regions."""
     total = np.uint64(0)
     for region in parts:
         bits = _view_bits(np.asarray(leaf.read(region)))
@@ -140,7 +140,7 @@ def _view_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
-    """Yields (first index in the region, flat positions in the variable) of groups of elements."""
+    """Yields groups of elements: (first index in the flat region, positions in the variable)."""
     count = regions.count_elements(region)
     if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):

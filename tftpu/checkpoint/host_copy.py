@@ -16,11 +16,11 @@ _Key = tuple[str, int, Region]
 
 
 class Copied(NamedTuple):
-    """The copy of a region of a leaf.
+    """The copy of a region of a leaf, which is a variable of the run.
 
     Attributes:
-        number: the number of the leaf in its group.
-        leaf: the leaf whose region it is.
+        number: the index of the leaf in its group.
+        leaf: the leaf.
         region: a region that this process writes.
         array: the copied values.
     """

@@ -48,7 +48,7 @@ class StoredFile:
         blocks: the blocks of the file, as the manifest lists them.
 
     Attributes:
-        blocks: the argument.
+        blocks: the blocks of the file.
     """
 
     def __init__(self, path: str, blocks: list[Block]):
@@ -99,7 +99,7 @@ def remove_leftovers(folder: str, marker: OwnFile) -> None:
         marker: the manifest's file.
 
     Raises:
-        ChangedError: another process wrote the manifest meanwhile; that one is valid.
+        ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
         OSError: a file could not be removed.
     """
     marker.remove()
@@ -133,7 +133,7 @@ def commit(step: int, listed: Listing, marker: OwnFile) -> None:
         marker: the manifest's file.
 
     Raises:
-        ChangedError: another process wrote the manifest meanwhile; that one is valid.
+        ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
         OSError: the manifest could not be written, and the checkpoint is not valid.
     """
     marker.write(seal(json.dumps({"step": step, "files": listed})))

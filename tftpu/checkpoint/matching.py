@@ -89,7 +89,7 @@ def read(
 
 
 def assign(found: Iterable[Found]) -> None:
-    """Sets leaves to the values that were read."""
+    """Sets leaves to the values that `read` returned."""
     for leaf, values in found:
         leaf.assign(values)
 
@@ -106,7 +106,7 @@ def _group_of(file: str) -> str | None:
 
 
 def _read_headers(stored: Mapping[str, StoredFile], step: int) -> list[_Saved]:
-    """Reads the variables of a group from the headers of its files, which are given by name."""
+    """Returns the variables of a group, read from the headers of its files."""
     found: dict[int, _Saved] = {}
     for file in stored:
         _, header = next(stored[file].read([0]))

@@ -72,11 +72,11 @@ class Checkpoints:
     Args:
         workdir: a local or `gs://` path.
         keep: number of newest checkpoints to keep, in addition to the best.
-        keep_every: also keep the checkpoints of multiples of this step; 0 keeps none.
+        keep_every: also keep checkpoints whose step is a multiple of this; 0 keeps no others.
         hosts: the hosts that train together; None: this process alone.
 
     Attributes:
-        workdir: the argument.
+        workdir: the local or `gs://` path.
         newest: the step of the newest checkpoint that this object saved or restored, or None.
     """
 
@@ -123,8 +123,9 @@ class Checkpoints:
             leaves: the run's leaves, by group. This process writes one file for each group, with
                 the regions that are its own to write.
             state: the host's state as JSON; arrays become lists.
-            best: marks the checkpoint as the best so far, which is kept regardless of its age.
-            first: called in the chief's writer thread, before any file is written.
+            best: the metric that makes this checkpoint the best so far, which is kept regardless
+                of its age; None if it is not the best.
+            first: function that the chief's writer thread calls before it writes any file.
         """
         self.wait()
         marker = OwnFile(self.workdir, "checkpoints", str(step), manifest.FILE)
@@ -137,7 +138,7 @@ class Checkpoints:
         )
 
         def prepare() -> None:
-            # However long saving takes, no file that another owner wrote meanwhile is replaced.
+            # So that the save replaces no file that another owner of the workdir writes meanwhile.
             for file in (marker, self._best):
                 file.see()
             locks.check_lock(self.workdir)
@@ -288,7 +289,7 @@ class Checkpoints:
         prepare: Callable[[], None],
         best: Best | None,
     ) -> None:
-        """Writes a checkpoint, or the chief's files of it; marks the best and removes old ones."""
+        """Writes a checkpoint, on the chief; marks the best checkpoint and removes old ones."""
         if self._exchange is None:
             prepare()
         try:
@@ -313,13 +314,13 @@ class Checkpoints:
     def _write_part(
         self, step: int, writing: Writing, prepare: Callable[[], None], best: Best | None
     ) -> None:
-        """Writes the files of a checkpoint on a host other than the chief."""
+        """Writes this host's files of a checkpoint, on a host other than the chief."""
         if self._exchange is not None:
             writing.as_other(self._exchange, self._index)
             self.newest = step
 
     def _mark_best(self, step: int, best: Best) -> None:
-        self._best.take(step=int)  # a damaged file is kept under another name
+        self._best.take(step=int)  # renames a damaged file
         record = {"step": step, **best._asdict()}
         self._best.write(json.dumps(record).encode())
 

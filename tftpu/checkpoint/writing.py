@@ -61,7 +61,7 @@ class Writing:
 
         Args:
             exchange: passes texts to the other processes.
-            prepare: called before anything is written.
+            prepare: function that is called before anything is written.
 
         Raises:
             OSError: a process could not write its files; the checkpoint is not valid.

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # type checkers can then report undefined names
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         raise renamed.explain_missing(__name__, name)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DataContext:
-    """The run for which data are read.
+    """The settings of a run that its data set needs.
 
     Attributes:
         seed: the seed of the order and the augmentation.
@@ -60,7 +60,7 @@ class DataConfig:
         data_dir: folder of the prepared data; None is the cache folder.
         per_token: whether labels are tokens rather than one class for each example, which decides
             the metrics of an experiment that names no loss. A class variable.
-        address_kinds: the kinds of addresses, such as "images", that `prediction` reads besides
+        address_kinds: the kinds of addresses, such as "images", that `prediction` accepts besides
             "evaluation" and "training"; () if they are not known. A class variable.
 
     Example:
@@ -135,7 +135,7 @@ class DataConfig:
         return None
 
     def export_inputs(self) -> ExportInputs | None:
-        """Returns the inputs of an exported model, such as pixels; None means its features."""
+        """Returns the inputs of an exported model, such as pixels; None: the model's features."""
         return None
 
     def class_names(self) -> list[str] | None:

@@ -258,7 +258,7 @@ class Experiment:
 
     @property
     def best_metric(self) -> str:
-        """`train.best_metric`, spelled "acc" or "accuracy" as in the metrics: Keras knows both."""
+        """`train.best_metric`; "acc" and "accuracy" are spelled as in the experiment's metrics."""
         name = self.train.best_metric
         named = keras_names.texts_in([self.metrics, self.weighted_metrics])
         other = {"accuracy": "acc", "acc": "accuracy"}.get(name, "")

@@ -1,4 +1,4 @@
-"""The declared types of fields, which checks, flags, overrides and files read in the same way."""
+"""Parses the declared types of fields, for checks, flags, overrides and files alike."""
 
 import dataclasses
 import types

@@ -110,7 +110,7 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every axis of a mesh.
 
     Args:
-        mesh: see `parse_mesh`; None divides the batch among all devices, each with the model.
+        mesh: see `parse_mesh`; None divides only the batch: each device has the whole model.
         devices: number of devices.
 
     Raises:

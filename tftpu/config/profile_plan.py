@@ -1,4 +1,4 @@
-"""The steps that a run profiles, as its options name them."""
+"""Parses `train.profile`, the option with the steps that a run profiles."""
 
 import re
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class ProfilePlan(NamedTuple):
 
 
 def profile_plan(text: str) -> ProfilePlan:
-    """Parses a profile plan: "100:110" is one window, "100:110,slow" adds slow device loops.
+    """Parses a profile plan, such as "100:110,slow": a window, and the steps after slow loops.
 
     Raises:
         UserError: the text has another form.

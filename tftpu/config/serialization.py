@@ -207,7 +207,7 @@ def find_unreadable_classes(
 
 
 def _check_compiled(value: Any, name: str) -> None:
-    """Raises `UserError` for values that Keras must not receive.
+    """Raises `UserError` for a value that `keras.Model.compile` must not receive.
 
     Args:
         value: the value of a field of the experiment.

@@ -25,7 +25,7 @@ _LAZY = {
 __all__ = ["PreflightOptions", "Report", "SliceReport", "check", "simulated_slice"]
 
 
-if not TYPE_CHECKING:  # type checkers can then report undefined names
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name in _LAZY:

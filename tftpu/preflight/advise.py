@@ -13,8 +13,8 @@ from tftpu.preflight.program.hlo import Module
 
 LANES, SUBLANES = 128, 8  # dimensions of a vector register and of a tile in memory
 MAX_COMPILES = 12  # most compilations in a search for the largest batch
-ITERATIONS = 10_000  # iterations from which a loop is worth advice
-WORTH = 0.05  # share of the step's time; what takes less is not worth advice about speed
+ITERATIONS = 10_000  # fewest iterations of a loop that is worth advice
+WORTH = 0.05  # least share of the step's time that is worth advice about speed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -28,7 +28,7 @@ class Lint:
         layer: name of the layer, "" for the step itself.
         problem: what is slow or wrong.
         fix: what to change.
-        step_share: fraction of the step's time that the layer, or its problem, takes.
+        step_share: fraction of the step's time that the layer, or only the problem, takes.
     """
 
     layer: str
@@ -62,11 +62,11 @@ def parse_memory_error(error: str) -> tuple[int, int] | None:
 
 
 def batch_step(examples: int, unit: int | None) -> int:
-    """Returns the granularity of the search for a batch that fits.
+    """Returns the step size, in examples, of the search for a batch that fits.
 
     Args:
         examples: the number of examples in a microbatch that does not fit.
-        unit: the number of examples of which a batch must be a multiple; None: any number.
+        unit: a number of which every batch must be a multiple; None: any batch is allowed.
     """
     step = unit or next(n for n in (SUBLANES, 4, 2, 1) if n == 1 or 8 * n <= examples)
     while examples > 1024 * step:  # a batch that is 0.2 % off is exact enough
@@ -83,11 +83,12 @@ def find_largest_batch(
     compiler trades time for memory, so every guess is compiled.
 
     Args:
-        need: compiles the step with a per-core batch; returns whether it fits and the bytes needed.
+        need: a function of a per-core batch, which compiles the step with it and returns whether it
+            fits and the bytes needed.
         failing: a batch that does not fit.
-        needs: bytes that it needs.
+        needs: bytes that the failing batch needs.
         limit: bytes available.
-        unit: the batch must be a multiple of this.
+        unit: a number of which the batch must be a multiple.
 
     Returns:
         The largest batch that fits, 0 if none does, and the smallest tried batch that does not.
@@ -109,7 +110,7 @@ def find_largest_batch(
 
 
 def _interpolate(points: dict[int, int], limit: int) -> int:
-    """Returns where the line through the two points nearest to the limit crosses it."""
+    """Returns the batch that needs `limit` bytes by linear interpolation of two known batches."""
     near = sorted(points, key=lambda p: abs(points[p] - limit))[:2]
     if len(near) < 2 or points[near[0]] == points[near[1]]:
         return int(near[0] * limit / max(points[near[0]], 1))
@@ -164,7 +165,8 @@ def _find_silent_kernels(cost: Cost) -> list[Lint]:
 
 def _find_partial_tiles(step: LoweredStep, microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
-    by_token = any("Attention" in kind for kind in step.layers.values())  # a product's rows
+    # With attention, the rows of matrix products are tokens, not examples.
+    by_token = any("Attention" in kind for kind in step.layers.values())
     if by_token or 1 - microbatch / padded < WORTH:
         return []
     return [
@@ -185,9 +187,9 @@ def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose features leave lanes empty, except outputs, which the task determines.
+    """Finds layers whose number of features leaves lanes empty, except the model's outputs.
 
-    The largest kernel of a layer counts: beside it, the rank of an adapter costs little.
+    Only the largest kernel of a layer is checked, as an adapter's small kernels cost little.
     """
     outputs = {
         tensor.dims[-1]
@@ -217,7 +219,7 @@ def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint
 
 
 def _compute_product_shares(cost: Cost, total: float) -> dict[str, float]:
-    """Returns the share of the step that matrix products of each layer take."""
+    """Returns the share of the step's time that the matrix products of each layer take."""
     found: dict[str, float] = {}
     for priced in cost.instructions:
         if priced.kind in ("matrix", "window"):

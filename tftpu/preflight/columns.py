@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 _GAP = 2  # spaces between columns
-_NARROWEST = 10  # characters of a column that wraps
+_NARROWEST = 10  # least width of a column that wraps, in characters
 
 
 def build_table(
@@ -59,7 +59,7 @@ def _measure_line(columns: Mapping[str, int]) -> int:
 
 
 def _measure_lines(cell: str, room: int) -> int:
-    """Returns the width of the longest line of a cell that is wrapped at spaces."""
+    """Returns the width of the longest line of a cell, wrapped at spaces to `room` characters."""
     return max(map(len, textwrap.wrap(cell, room, break_long_words=False)), default=0)
 
 

@@ -89,7 +89,7 @@ def _compare_slice(
 
 
 class _Row(NamedTuple):
-    """A figure before and after."""
+    """A figure in the first report and in the second."""
 
     name: str
     before: float | None

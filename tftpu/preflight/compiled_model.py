@@ -20,9 +20,9 @@ def find_policy(model: keras.Model) -> str:
 
 
 def read_precision(model: keras.Model) -> str:
-    """Returns the dtype policy of a model's layers: the mixed one, or all, joined by "and"."""
+    """Returns the layers' dtype policy: a mixed one if any, else all policies joined by "and"."""
     layers = keras_internals.list_layers(model)
-    # If no layer has weights, as in a subclassed model before its first call, all count.
+    # If no layer has weights, as in a subclassed model before its first call, all layers count.
     weighted = [layer for layer in layers if layer.weights] or layers
     found = sorted({layer.dtype_policy.name for layer in weighted})
     mixed = [name for name in found if name in ("mixed_bfloat16", "mixed_float16")]

@@ -67,7 +67,7 @@ def _simplify(config: Any) -> Any:
 
 def _list_operations(model: keras.Model) -> list[Any]:
     """Returns the layers of a functional or sequential model, and classes of other operations."""
-    if isinstance(model, keras.Sequential):  # it has no graph before its first call
+    if isinstance(model, keras.Sequential):  # has no graph before its first call
         return model.layers
     found: Any = model
     return [one if isinstance(one, keras.Layer) else type(one) for one in found.operations]
@@ -94,8 +94,8 @@ def _compare(copy: Any, value: Any, place: str) -> str | None:
 
 
 def _describe(value: Any) -> Any:
-    """Returns something that is equal for values that mean the same."""
-    if isinstance(value, types.FunctionType):  # a constructor may define it anew in each call
+    """Returns a representation of a value, the same for every value with the same meaning."""
+    if isinstance(value, types.FunctionType):  # constructors may define functions anew
         held = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
         return value.__code__, held
     if keras.ops.is_tensor(value) or isinstance(value, np.generic):

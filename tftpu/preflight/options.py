@@ -32,18 +32,18 @@ class PreflightOptions:
         mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
             of different sizes can be compared.
         compiler_options: XLA's options for the JAX engine's step, as for `tftpu.connect`.
-        objectives: returns the objectives of a model that the given function built, for a step with
+        objectives: function that returns the objectives of a newly built model, for a step with
             custom loss functions; None: the model is compiled with a loss.
         steps: steps of the run; None leaves out the time and cost of the run.
         examples_per_epoch: examples in an epoch; None leaves out the cost of an epoch.
         prices: US dollars per chip-hour by generation; they replace the list prices.
-        validate: called with the number of replicas of each slice; raises `UserError` if the run
-            cannot use that many.
-        batch_unit: number of examples of which the per-core batch must be a multiple, such as the
-            number that share batch statistics. None: any; the search for a batch that fits then
-            tries multiples of 8, which fill the tiles of a TPU's memory, or of less if necessary.
-        recomputing: builds the same model with a given value of its config's `model.remat`; None if
-            the config has no such field, or if it is in use.
+        validate: function of the number of replicas of a slice, which raises `UserError` if the
+            run cannot use that many.
+        batch_unit: number of examples of which a replica's microbatch must be a multiple, such as
+            the number that share batch statistics. None: any; the search for a batch that fits then
+            tries multiples of 8, which fill the tiles of a TPU's memory; smaller ones if necessary.
+        recomputing: function that builds the same model with another `model.remat` in its config;
+            None if the config has no such field, or already recomputes.
         time_limit: seconds that one compilation may take.
         verbose: whether to show what the compiler writes to standard error.
     """

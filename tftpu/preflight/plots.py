@@ -80,8 +80,8 @@ class Exchange:
         count: number of runs.
         sent_bytes: bytes that a chip sends.
         ms: predicted time of the exchange itself.
-        waited_ms: the part of the step's time in which nothing else runs; other work hides the
-            rest.
+        waited_ms: the part of the step's time in which only these collectives run; other work
+            hides the rest of `ms`.
     """
 
     opcode: str
@@ -165,12 +165,12 @@ def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
 
 
 def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
-    """Returns the layer of an instruction, also of a free one, which is not in `layers`."""
+    """Returns the layer of an instruction, also of one without time, which `layers` lacks."""
     return layers.get(instruction.name) or step.find_layer_path(instruction.op_name) or "(no layer)"
 
 
 def _describe_large(array: Array, layers: dict[str, str]) -> LargeTensor:
-    """Returns an array with the layer that writes to it first."""
+    """Describes a large array and the layer that writes to it first."""
     layer = next((layers[name] for name in array.names if name in layers), "(constant)")
     padding = array.bytes - array.tensor.bytes
     return LargeTensor(str(array.tensor), array.bytes, padding, layer)
@@ -200,7 +200,7 @@ def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]
         if collectives.is_end(instruction, within):
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
-        elif key not in running:  # a running one was counted at its start
+        elif key not in running:  # running collectives are already counted
             opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times

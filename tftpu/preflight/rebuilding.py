@@ -1,6 +1,6 @@
-"""Builds a copy of a compiled Keras model, for a check of it on other devices.
+"""Builds a copy of a compiled Keras model, to check it for other devices.
 
-A copy that may differ from the model is an error, because the check would price another step.
+Raises an error if the copy may differ from the model: the check would price another step.
 """
 
 import copy
@@ -18,7 +18,7 @@ from tftpu.optim.policy import building_under
 from tftpu.preflight.compiled_model import find_policy, refuse_uncompiled
 from tftpu.preflight.likeness import find_difference, is_of_keras
 
-_KEYWORDS = "**"  # stands for any keywords
+_KEYWORDS = "**"  # stands for `**kwargs` in a list of parameters
 _COMPILED = {_KEYWORDS, *inspect.signature(keras.Model.compile).parameters}
 
 
@@ -60,7 +60,7 @@ def _find_builder(model: keras.Model) -> Callable[[], keras.Model]:
     def build() -> keras.Model:
         with keras.saving.custom_object_scope(objects):
             built = type(model)(**arguments) if by_class else _deserialize(config)
-            if _has_own_compile(type(model)):  # Keras does not compile it, as for KerasHub's tasks
+            if _has_own_compile(type(model)):  # such as KerasHub's tasks
                 keras.Model.compile(built, **_deserialize(compiled))
             elif by_class:
                 built.compile_from_config(copy.deepcopy(compiled))

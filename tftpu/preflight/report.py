@@ -101,7 +101,7 @@ class Report:
         return [item for item in self.slices if item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
-        """Returns "cheapest", "fastest", both or "": the remark on one of several slices."""
+        """Returns the remark on one of several slices: "cheapest", "fastest", both or ""."""
         if len(self._list_priced()) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))
@@ -141,9 +141,9 @@ class Report:
             return lines
         lines += [
             "",
-            "Compiled with the TPU compiler, not run. Times are its cycle estimates, at prices "
-            "fitted to published times. The ranges are as wide as the errors of predictions for "
-            "models that the fit left out. Published times to compare with are for "
+            "Compiled with the TPU compiler, not run. Times are its cycle estimates, corrected by "
+            "factors fitted to published times. The ranges are as wide as the errors of "
+            "predictions for models that the fit left out. Published times to compare with are for "
             f"{_describe_bases(compiled)}. Time and cost are those of the steps alone, without "
             "start-up, evaluation, checkpoints and waiting for input.",
             *([_FLOAT32] if self.precision == "float32" else []),

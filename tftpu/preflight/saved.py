@@ -11,7 +11,7 @@ from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
 
-_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of all figures except 0
+_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of all numbers except 0
 
 
 def read_report(path: str) -> Report:
@@ -27,7 +27,7 @@ def read_report(path: str) -> Report:
         raise UserError(f"There is no report {path}.")
     try:
         record = json.loads(side_files.read_content(path).decode())
-        json.dumps(record, ensure_ascii=False).encode()  # raises for text that cannot be printed
+        json.dumps(record, ensure_ascii=False).encode()  # raises for text that is not valid Unicode
     except OSError as error:
         raise UserError(f"The report {path} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
@@ -61,9 +61,10 @@ def _build_value(kind: FieldType, value: Any, where: str) -> Any:
     """Converts a JSON value to its declared type; raises ValueError if it does not match.
 
     Args:
-        kind: a dataclass, a list or dictionary of them, a plain type, or one of these or None.
-        value: from JSON.
-        where: its path in the report, for the error message.
+        kind: the declared type: a plain type, a dataclass, a list or dictionary of such values, or
+            a union of one of these with None.
+        value: the JSON value.
+        where: the path of the value in the report, for the error message.
     """
     if kind.container is Union:
         if value is None:

@@ -13,7 +13,7 @@ from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
 _LARGE = 0.25  # share of a device's memory; a state above it is worth sharding
-ROOM = 0.9  # share of the memory that may hold what does not depend on the batch
+ROOM = 0.9  # largest share of the memory for arrays that do not depend on the batch
 
 
 @dataclasses.dataclass
@@ -241,7 +241,7 @@ def describe_host_excess(held: int, target: Slice) -> str:
     """Returns an error message: the step's programs keep too much in a host's memory.
 
     Args:
-        held: the bytes that the program of one device keeps there.
+        held: the bytes that the program of one device keeps in the host's memory.
         target: the slice, for whose hosts the memory is known.
     """
     return (
@@ -271,7 +271,7 @@ def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, tar
 
 
 def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
-    """Adds to the report of a slice that no batch fits, because the state alone is too large.
+    """Records in a slice's report that no batch fits, because the state alone is too large.
 
     Args:
         report: the report of a step that was not compiled, changed in place.

@@ -20,7 +20,7 @@ from tftpu.preflight.slice_report import SliceReport, Spent, describe_verdict
 from tftpu.tpu.compiler_options import as_text
 from tftpu.tpu.slices import parse_slice
 
-MAX_LINTS = 4  # findings that are shown without `explain`
+MAX_LINTS = 4  # most findings that are shown without `explain`
 MAX_LAYERS = 15
 
 # Columns that a narrow terminal leaves out, in this order. The details repeat their figures.

@@ -28,8 +28,8 @@ class WritingReport:
 
     Attributes:
         slice: name of the slice.
-        rows: texts that a device writes at once.
-        context: tokens of the model's context; the time is that of a text of this length.
+        rows: number of texts that a device writes at once.
+        context: length of the model's context in tokens; times are for the last of these tokens.
         hbm_bytes: bytes of HBM that a device needs; 0 if not known.
         hbm_limit_bytes: bytes of HBM that a program may use.
         error: why the loop cannot run; "" if it can.
@@ -64,13 +64,13 @@ def check_writing(
 ) -> list[WritingReport]:
     """Compiles a language model's generation loop for TPU slices, on a machine without a TPU.
 
-    The loop is that of `tftpu.generate`, for the last tokens of the model's context. Each of them
-    costs the same, and none costs more.
+    The loop is that of `tftpu.generate`, for the last tokens of the model's context. Each of these
+    tokens costs the same, and no earlier token costs more.
 
     Args:
-        model_fn: returns a newly built model that predicts the next token.
+        model_fn: function that returns a newly built model that predicts the next token.
         slices: names such as "v5e-1".
-        rows: texts that a device writes at once.
+        rows: number of texts that a device writes at once.
         precision: dtype policy under which the model is built.
         prices: US dollars per chip-hour by generation; they replace the list prices.
         time_limit: seconds that one compilation may take.

@@ -1,4 +1,4 @@
-"""Accounting of a run's time: every second belongs to exactly one part, across restarts.
+"""Accounting of a run's time, divided into parts such as steps and evaluation, across restarts.
 
 `goodput.json` in the workdir holds the account. It is written every few seconds, and read when a
 run resumes: the time since the last entry of a run that was killed counts as lost, and so do the
@@ -38,7 +38,7 @@ PARTS = {
 }
 
 # The states of a run. If a run was preempted, failed or was killed, the time until its next start
-# is lost. After the other states nobody was waiting.
+# is lost. After the other states, it belongs to no part.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 PREEMPTED, FAILED = "preempted", "failed"
 
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 
 
 class Clock:
-    """A clock that assigns every second of a process to one part, and measures throughput.
+    """A clock that assigns each second of a process to one part, and measures throughput.
 
-    The parts sum to the wall time by construction: one of them is always current. Throughput
-    covers device loops, including their wait for input. The first loop, which compiles, profiled
-    steps, evaluations and checkpoints are left out.
+    The parts sum to the wall time, without the time between calls of `fit`, when no part is
+    current. Throughput covers device loops, including their wait for input, except the first loop,
+    which compiles, and profiled steps; evaluations and checkpoints are left out.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Clock:
             self.turn_to(before)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Moves up to `seconds` from one part to another, once their real cause is known."""
+        """Moves up to `seconds` from one part to another, once the cause of a delay is known."""
         with self._lock:
             seconds = min(seconds, self._seconds[source])
             self._seconds[source] -= seconds
@@ -117,7 +117,7 @@ class Clock:
         return self._examples / self._loops if self._loops else 0.0
 
     def compute_window_rate(self) -> float:
-        """Returns the examples per second since the last call, or over the run if none are new."""
+        """Returns the examples per second since the last call, or of the run if no loop ended."""
         rate = self.compute_current_rate()
         self._window = (self._examples, self._loops)
         return rate
@@ -374,10 +374,10 @@ def _parse_number(value: Any) -> Any:
 
 
 def _measure_gap(earlier: Record, age: float) -> float:
-    """Returns the seconds between the last record of a process and the start of this one.
+    """Returns the seconds between the last record of an earlier process and this one's start.
 
     Args:
-        earlier: the record.
+        earlier: the last record of the earlier process.
         age: seconds since this process started.
     """
     if earlier.boot and earlier.boot == _read_boot_id():
@@ -417,7 +417,7 @@ def compute_share(seconds: Mapping[str, float], part: str) -> float:
 
 
 def format_table(seconds: Mapping[str, float]) -> list[str]:
-    """Formats the parts as lines, the largest first; only the step is shown without time."""
+    """Formats the parts as lines, the largest first; omits parts without time, except "step"."""
     rows = sorted(seconds.items(), key=lambda item: -item[1])
     shown = [(part, s) for part, s in rows if s >= 0.05 or part == "step"]
     lines = [

@@ -120,7 +120,7 @@ def exit_as_lost(what: str) -> NoReturn:
     """Ends this process, from any thread, because another host is lost.
 
     Args:
-        what: a sentence about that host.
+        what: a sentence about the lost host.
     """
     with contextlib.suppress(OSError, ValueError):
         print(

@@ -1,4 +1,4 @@
-"""Ends the process at once, from any thread, and leaves its terminal fit for a prompt."""
+"""Ends the process at once, from any thread, and erases a live line from its terminal."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 _ERASE_BELOW = b"\r\x1b[J"
 
-_live_on: set[int] = set()  # descriptors of terminals; the cursor is at the start of a live line
+_live_on: set[int] = set()  # descriptors of terminals whose cursor is at the start of a live line
 
 
 def note_live_line(descriptor: int) -> None:

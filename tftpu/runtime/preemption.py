@@ -44,13 +44,13 @@ class PreemptionNotice:
 
     Args:
         grace_seconds: seconds from the notice to the end of the process.
-        saved: returns the step of the newest checkpoint, or None, for the last message.
-        noted: called in the listening thread at the first notice; a second ends the process.
+        saved: function that returns the newest checkpoint's step, or None, for the last message.
+        noted: function that the listening thread calls at the first notice.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
-        loop_steps: the steps of the device loop that runs, which the main thread sets; 0 between
-            two loops.
+        loop_steps: number of steps of the current device loop, which the main thread sets; 0
+            between two loops.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class PreemptionNotice:
         self._previous: dict[int, Any] = {}  # earlier signal handlers, by the number of the signal
         self._deadline: float | None = None
         self._warned = False
-        self._since = 0.0  # the time of the request
+        self._since = 0.0  # the time of the first notice
 
     def __enter__(self) -> "PreemptionNotice":
         self._ours, self._kernels = socket.socketpair()
         self._kernels.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            # Python's C code writes the signal's number, even while Python is busy.
+            # C code then writes the signal's number to the socket, even while Python is busy.
             self._previous_descriptor = signal.set_wakeup_fd(
                 self._kernels.fileno(), warn_on_full_buffer=False
             )
@@ -102,7 +102,7 @@ class PreemptionNotice:
     def check_loop_time(self, steps: int, seconds: float) -> None:
         """Warns once if device loops are too long to stop and save within the grace period.
 
-        It warns only on machines of Google Cloud, where all TPUs are: others are not preempted.
+        Warns only on machines of Google Cloud, where all TPUs are: others are not preempted.
 
         Args:
             steps: the steps of the last device loop, in which nothing was compiled.
@@ -126,7 +126,7 @@ class PreemptionNotice:
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
             if fetch_maintenance_event():
-                with contextlib.suppress(OSError):  # the block may have ended
+                with contextlib.suppress(OSError):  # the socket closes at the block's end
                     self._kernels.send(bytes([_MAINTENANCE]))
                 return
 
@@ -183,7 +183,7 @@ class PreemptionNotice:
 def exit_on_notice() -> Iterator[None]:
     """Exits with code 75 on SIGTERM within the block, for code that has nothing to save.
 
-    A machine that is preempted while a run starts then runs the command again.
+    The code tells the launcher of a machine preempted during a start to run the command again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -223,7 +223,7 @@ def fetch_maintenance_event() -> str | None:
 
 
 def _fetch_metadata(path: str) -> str | None:
-    """Returns the answer of the metadata server; None if it is late, or from another server."""
+    """Returns the metadata server's answer; None if it is late, an error, or another server's."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     connection = http.client.HTTPConnection(host, timeout=_TIMEOUT)
     connection.connect()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _SLOW = 2.0  # seconds from which waiting is worth a line
-_FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and at most between two
+_FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and the most between two lines
 
 
 @contextlib.contextmanager
@@ -52,8 +52,8 @@ def counting_seconds(doing: str) -> Iterator[None]:
 
 def _count_seconds(doing: str, descriptor: int, ended: threading.Event) -> None:
     start, after = time.monotonic(), _FIRST
-    with open(descriptor, "w") as shown:  # closes it
+    with open(descriptor, "w") as shown:  # closes the descriptor
         while not ended.wait(start + after - time.monotonic()):
-            with contextlib.suppress(OSError):  # nobody reads it
+            with contextlib.suppress(OSError):  # a closed pipe
                 print(f"{doing}: {time.monotonic() - start:.0f} s so far", file=shown, flush=True)
             after += min(after, _LONGEST)

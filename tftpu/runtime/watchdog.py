@@ -22,7 +22,7 @@ class Watchdog:
 
     Args:
         seconds: the time without a beat after which the process ends; must exceed the time
-            of an evaluation and of a checkpoint. None: it is never ended.
+            of an evaluation and of a checkpoint. None: the process is never ended.
     """
 
     def __init__(self, seconds: float | None):

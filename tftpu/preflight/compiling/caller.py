@@ -11,7 +11,7 @@ _Item = TypeVar("_Item")
 
 
 class StoppedError(Exception):
-    """Raised in the threads of other slices after one failed, or after Ctrl-C."""
+    """Raised in the threads of the other slices after one slice failed, or after Ctrl-C."""
 
 
 class Caller:
@@ -46,7 +46,8 @@ class Caller:
         Args:
             function: examines one item; it may call `run`.
             items: one or more items.
-            stop: called once if a thread fails, or on Ctrl-C; must end what the others wait for.
+            stop: function that is called once if a thread fails, or on Ctrl-C; it must end the work
+                that the other threads wait for.
 
         Raises:
             Exception: the first exception of a thread; the other threads have ended by then.

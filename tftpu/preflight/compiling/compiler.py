@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# Part of the error if a kernel exceeds the core's own memory; a smaller batch does not help then.
+# In the error if a kernel exceeds the core's own memory, which a smaller batch does not change.
 KERNEL_MEMORY = "memory space vmem"
 _PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
 _CONVERTING = threading.Lock()
@@ -83,7 +83,7 @@ def compile_program(
         time_limit: seconds after which the compiler is stopped.
         verbose: whether to pass libtpu's messages through to standard error.
         processes: the check's compiler processes, which share the machine; None: only this one.
-        text: the text of the lines of progress; "" for one with the name of the slice.
+        text: the text of the lines of progress; "" for "compiling" and the name of the slice.
 
     Raises:
         UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
@@ -246,7 +246,7 @@ def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:
 
 
 def _keep(job: Path, folder: Path) -> None:
-    """Moves a compiled program into the cache, where another process may have put the same one."""
+    """Moves a compiled program into the cache, unless another process has already put it there."""
     if not (folder / "result.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -308,7 +308,7 @@ def _compile_job(job: Path) -> None:
     settings["options"] |= {"xla_dump_to": str(dumped), "xla_dump_hlo_as_text": "True"}
     try:
         executable = _compile((job / "module.mlir").read_text(), **settings)
-    except (RuntimeError, ValueError) as error:  # libtpu's errors; others are not cached
+    except (RuntimeError, ValueError) as error:  # the errors of libtpu, which are cached
         result["error"] = f"{type(error).__name__}: {error}"
     else:
         text = _read_text(executable, dumped)

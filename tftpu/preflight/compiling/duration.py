@@ -5,7 +5,7 @@ import json
 import statistics
 from pathlib import Path
 
-_ALIKE = 1.01  # most that two programs of one model differ in their number of instructions
+_ALIKE = 1.01  # largest ratio of the numbers of instructions of two programs of one model
 
 
 def count_instructions(module: str) -> int:
@@ -14,9 +14,9 @@ def count_instructions(module: str) -> int:
 
 
 def find_measured_seconds(instructions: int, generation: str, folder: Path) -> float | None:
-    """Returns the median processor seconds for programs with as many instructions, or None.
+    """Returns the median processor seconds of earlier compilations of similar programs, or None.
 
-    These are programs of the same model with another batch, or for another slice of the generation.
+    These are of the same model, for the same generation, but for another batch or another slice.
     Generations differ: for v6e, ResNet-50 takes four times as long as for v5e.
 
     Args:

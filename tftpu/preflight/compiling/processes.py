@@ -39,7 +39,8 @@ class Processes:
 
     Args:
         progress: shows the processes.
-        others: processes that share memory and cores with these; stopping them stops these, too.
+        others: another object, whose processes share memory and cores with these; stopping it
+            stops this object, too.
     """
 
     def __init__(self, progress: Progress, others: "Processes | None" = None):
@@ -67,7 +68,7 @@ class Processes:
             target: the slice to compile for.
             time_limit: seconds. The process is stopped once both its processor time and the elapsed
                 time exceed them: with several cores, processor time passes faster.
-            verbose: whether to pass its messages through to standard error.
+            verbose: whether to pass the process's messages through to standard error.
             text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
             expected: seconds of processor time that the process is expected to take.
 

@@ -13,7 +13,7 @@ import psutil
 from tftpu.amounts import format_duration, format_size
 
 _EVERY = 0.5  # seconds between two checks
-# Seconds after which a phase prints its first two lines; each further one takes twice the time, up
+# Seconds after which a phase prints its first two lines; from then on, the interval doubles, up
 # to a minute.
 _FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
 _LONG = 20.0  # seconds after which a check shows results before its end
@@ -25,10 +25,10 @@ class Phase:
 
     Attributes:
         text: what is being done, such as "compiling v5e-8".
-        process: id of the compiler's process; None: it is done in this process.
-        limit: seconds of processor time after which it is stopped; None: never.
-        expected: seconds of processor time that it is expected to take; None: not known.
-        start: its start on the monotonic clock, in seconds.
+        process: id of the compiler's process; None: this process does the work.
+        limit: seconds of processor time after which the process is stopped; None: never.
+        expected: seconds of processor time that the phase usually takes; None: not known.
+        start: start of the phase on the monotonic clock, in seconds.
         next_line: seconds after the start at which the next plain line is due.
     """
 
@@ -61,10 +61,10 @@ class Phase:
         return f": {share} the usual {usual} of processor time; {so_far} so far"
 
     def _format_limit(self) -> str:
-        """Returns the time that counts toward the limit, once half of the limit is used."""
+        """Returns the processor time and its limit; "" until half of the limit is used."""
         limit = self.limit or 0.0
         used = read_processor_seconds(self.process or 0)
-        if min(used, self.seconds) < limit / 2:  # several cores use the limit up faster
+        if min(used, self.seconds) < limit / 2:  # on several cores, processor time passes faster
             return ""
         return f" ({format_duration(used)} of processor time, limit: {format_duration(limit)})"
 
@@ -103,7 +103,7 @@ class Progress:
         limit: float | None = None,
         expected: float | None = None,
     ) -> Iterator[Phase]:
-        """Shows a phase within the block, which may change its text.
+        """Shows a phase during the block, which may change the text of the phase.
 
         Args:
             text, process, limit, expected: as in `Phase`.

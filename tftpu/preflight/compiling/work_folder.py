@@ -59,7 +59,8 @@ def _remove(folder: Path) -> None:
     """Removes a folder.
 
     Raises:
-        OSError: a living process has locked it, it is gone, or there are no locks.
+        OSError: a living process has locked the folder, the folder is gone, or the file system has
+            no locks.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -34,7 +34,7 @@ def examine(
     Args:
         examiner: the check of the model.
         target: the slice.
-        note: called with the report of a step that does not fit, before changes are tried.
+        note: function of the report of a step that does not fit, called before changes are tried.
     """
     report = examiner.examine_once(target)
     if report.fits or not report.compiles or report.exceeds_host:
@@ -60,7 +60,7 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Adds changes that make a step fit to its report; or, for mesh="auto", tries finer meshes.
+    """Adds advice on changes that fit to the report; for mesh="auto", returns a finer mesh's.
 
     Raises:
         UserError: a change has no result: the time limit passed, or the compiler crashed.
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report of a finer mesh, whose advice also names the flag of the mesh."""
+    """Returns the report for a finer mesh, whose advised flags include that of the mesh."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]
@@ -90,7 +90,7 @@ def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
 def _try_wider_meshes(examiner: Examiner, target: Slice) -> SliceReport | None:
     """Returns the report of the fitting mesh that divides the model least, or None.
 
-    It uses bisection: the further a mesh divides the model, the less memory a device needs.
+    Uses bisection: the further a mesh divides the model, the less memory a device needs.
     """
     found = None
     candidates = examiner.list_finer(target)
@@ -221,8 +221,8 @@ def _suggest_accumulation(
 ) -> tuple[float | None, list[str]]:
     """Returns the seconds of a step that fits with more microbatches, or None, and advice on it.
 
-    Tries the present number times powers of two. The first would be enough if all memory but the
-    state shrank with the microbatch; the search ends when it is clear that too much does not.
+    Tries the current number of microbatches times powers of two, from the first that would fit if
+    all memory but the state shrank with the microbatch, until more microbatches cannot help.
 
     Args:
         examiner: the check of the model.
@@ -266,7 +266,7 @@ def _try_change(
         step: the changed step.
         target: the slice.
         change: see `Examiner.compile`.
-        priced: whether the answer has the time and the price of a step that fits.
+        priced: whether to compute the time and the price of a step that fits.
 
     Returns:
         The compiled step, its seconds (None if it does not fit, infinite without a price), and the

@@ -11,9 +11,9 @@ from tftpu.tpu.slices import Slice
 
 
 def estimate_slices(examiner: Examiner, targets: Iterable[Slice]) -> Iterator[str]:
-    """Yields lines about each slice by closed forms, before anything is lowered.
+    """Yields lines with closed-form estimates for each slice, before anything is lowered.
 
-    It must run in the thread of `examiner.caller`.
+    Must run in the thread of `examiner.caller`.
     """
     longest = 0
     header = (
@@ -63,7 +63,7 @@ def _format_state(examiner: Examiner, target: Slice) -> str:
 
 
 def _format_least_step(examiner: Examiner, target: Slice) -> str:
-    """Returns the time and the price of the model's products at the peak of a slice."""
+    """Returns the time and the price of the model's matrix products at a slice's peak FLOP/s."""
     built = examiner.build_shared(target.replicas, examiner.count_examples(target))
     with examiner.processes.progress.show_phase("counting the products of the model"):
         seconds = built.count_flops() / target.flops_per_s
@@ -71,7 +71,7 @@ def _format_least_step(examiner: Examiner, target: Slice) -> str:
 
 
 def _suggest_dividing(examiner: Examiner, target: Slice) -> str:
-    """Returns advice to shard the state with a mesh; "" if it has one or that does not help."""
+    """Returns advice to shard the state with a mesh; "" if that is not needed or does not help."""
     if examiner.lowering.format_mesh(target.replicas) or examiner.holds_state(target):
         return ""
     share = examiner.measure_state(target).total / target.replicas

@@ -44,15 +44,16 @@ class Examiner:
         lowering: the lowering of the engine's steps.
         caller: the thread that builds and lowers models.
         processes: the compiler's processes.
-        change: how the model differs from the config's, for the lines of progress, such as
+        change: how the model differs from that of the config, for the lines of progress, such as
             " with remat=block".
         tried: a list to which each change that was tried is added: the name of the slice, and a
             line with the result. None starts a new list.
 
     Attributes:
-        build_shared: builds the step for a number of devices and of examples per device; cached.
-        lower_shared: lowers that step; cached.
-        list_finer: returns checks of the same model with meshes that divide it further on a slice.
+        build_shared: function that builds the step, given the numbers of devices and of examples
+            per shard of the global batch; cached.
+        lower_shared: function that lowers that step; cached.
+        list_finer: function of a slice, which returns checks of the model with finer meshes.
     """
 
     def __init__(
@@ -140,11 +141,11 @@ class Examiner:
         return self.build_shared(target.replicas, self.count_examples(target)).state_bytes
 
     def holds_state(self, target: Slice) -> bool:
-        """Returns whether a device of a slice has room for the state, if for nothing else."""
+        """Returns whether the state alone fits into the memory of a device of a slice."""
         return self.measure_state(target).total <= target.generation.hbm_limit
 
     def count_examples(self, target: Slice) -> int:
-        """Returns the examples of a step that a device of a slice gets.
+        """Returns the number of examples in a shard of the global batch on a slice.
 
         Raises:
             UserError: the run cannot use this slice.
@@ -175,7 +176,7 @@ class Examiner:
     ) -> LoweredStep:
         """Lowers the step for another batch, another model or other options of the trainer.
 
-        It runs in the thread of `caller`.
+        The work is done in the thread of `caller`.
 
         Args:
             devices: number of devices of the slice.

@@ -20,7 +20,7 @@ from tftpu.preflight.page.svg import (
 from tftpu.preflight.plots import MemoryCurve, RooflinePoint
 from tftpu.tpu.slices import Slice
 
-NARROW = 440  # plots that are narrower are drawn for a phone
+NARROW = 440  # narrower plots are drawn for a phone
 _ROW, _BAR = 24, 14  # height of a row and of its bar, in a plot of bars
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes
 _LABEL = 60  # width of a number below an axis
@@ -44,8 +44,8 @@ class Bar(NamedTuple):
     """A row in a plot of bars.
 
     Attributes:
-        name: shown before the bar, shortened if there is no room.
-        segments: its parts.
+        name: the text before the bar, shortened if there is no room.
+        segments: the segments of the bar, from left to right.
         shown: the text at the end of the bar.
     """
 
@@ -101,7 +101,7 @@ def draw_memory(name: str, curve: MemoryCurve, code: int, limit: int, width: int
 
     Args:
         name: an identifier, unique on the page.
-        curve: what to draw.
+        curve: the memory curve.
         code: bytes of the program, part of `curve.base`.
         limit: bytes that a program may use; drawn as a line if the peak is more than half of it.
         width: the width of the plot.
@@ -233,12 +233,12 @@ class _Frame:
         return self.bottom - self.top
 
     def draw_row(self, y: float, shown: str) -> str:
-        """Returns a line of the grid with its figure."""
+        """Returns a horizontal line of the grid with its label."""
         line = build_element("line", x1=self.left, x2=self.right, y1=y, y2=y, class_="grid")
         return line + draw_label(shown, self.left - 7, y + 4, "tick", text_anchor="end")
 
     def draw_column(self, x: float, shown: str) -> str:
-        """Returns a tick of the horizontal axis with its figure."""
+        """Returns a tick of the horizontal axis with its label."""
         box = {"x1": x, "x2": x, "y1": self.bottom, "y2": self.bottom + 4}
         tick = build_element("line", class_="axis", **box)
         return tick + draw_label(shown, x, self.bottom + 17, "tick", text_anchor="middle")
@@ -256,7 +256,7 @@ class _Frame:
 
 
 def _describe_places(frame: _Frame, curve: MemoryCurve) -> list[str]:
-    """Returns the texts for a pointer over the places of a memory curve."""
+    """Returns transparent bars over a memory curve, with the texts that a pointer shows."""
     width, count = frame.width / len(curve.bytes), len(curve.bytes)
     found = []
     for place, (size, layer) in enumerate(zip(curve.bytes, curve.layers)):

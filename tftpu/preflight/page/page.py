@@ -33,7 +33,7 @@ def build_page(report: Report) -> str:
     """Returns a report as a page of HTML.
 
     Args:
-        report: a new one, or one that was read from its file.
+        report: a new report, or one that was read from a file.
     """
     links = [
         build_element("a", format_text(item.slice), href=f"#{_build_identifier(item, place)}")
@@ -166,10 +166,10 @@ def _build_memory(item: SliceReport, curve: MemoryCurve, name: str) -> str:
 
 
 def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
-    """Returns sentences that compare the curve with the compiler's own figure."""
+    """Returns sentences that compare the curve's peak with the bytes that the compiler counts."""
     drawn, counted = max(curve.bytes), item.hbm_bytes
     text = (
-        f"The peak of the arrays' lifetimes is {format_size(drawn)}; the compiler itself counts "
+        f"The peak of the curve is {format_size(drawn)}; the compiler itself counts "
         f"{format_size(counted)}"
     )
     apart = abs(drawn - counted) / max(counted, 1)
@@ -178,7 +178,7 @@ def _describe_agreement(item: SliceReport, curve: MemoryCurve) -> str:
     between = f"{format_size(abs(drawn - counted))} ({apart:.1%})"
     if drawn < counted:
         return f"{text}. The {between} between them is in no array that the program names."
-    return f"{text}. They are {between} apart: some arrays share memory in a way not seen here."
+    return f"{text}. They are {between} apart: the curve counts some shared memory twice."
 
 
 def _format_padding(tensor: LargeTensor) -> str:
@@ -312,7 +312,7 @@ def _build_table(columns: Sequence[str], rows: Rows, title: str, left: Sequence[
     """Returns a table that scrolls sideways on a narrow screen.
 
     Args:
-        columns: their names.
+        columns: the names of the columns.
         rows: the cells of each row.
         title: for screen readers.
         left: names of columns aligned to the left.

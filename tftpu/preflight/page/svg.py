@@ -51,7 +51,7 @@ def plot(
         title: the title of the plot, for screen readers.
         description: what the plot shows, for screen readers.
         width, height: the size in the plot's own units.
-        content: its elements.
+        content: elements of the plot.
     """
     return build_element(
         "svg",

@@ -3,7 +3,7 @@
 An asynchronous collective starts at one instruction and ends at another, and the instructions
 between them run meanwhile. The TPU compiler writes it either as a pair such as `all-gather-start`
 and `all-gather-done`, or as fusions with one channel: the first starts it, the last ends it, and
-those between, which carry on with it, contain the work of other instructions.
+those between, during which it continues, contain the work of other instructions.
 
 Between slices the hosts exchange data over the data-centre network: the program passes them its
 data with a `send`, and a `recv-done` waits for the sum. Such a pair has a name, its rendezvous.
@@ -56,7 +56,7 @@ def find_key(instruction: Instruction, within: Within) -> str:
 
 def is_start(instruction: Instruction, within: Within) -> bool:
     """Returns whether an instruction starts an asynchronous collective."""
-    # An async-update that begins the work; `program.asynchronous` explains it.
+    # The work may begin with an async-update: see `program.asynchronous`.
     opcodes = ("-start", "async-update", "send")
     return instruction.opcode.endswith(opcodes) or _is_calling(within, "AsyncCollectiveStart")
 
@@ -149,7 +149,7 @@ def _count_turns(instruction: Instruction, target: Slice) -> int | None:
 
 
 def _place_group(instruction: Instruction, target: Slice) -> tuple[int, float]:
-    """Returns the number of chips of a collective's group, and of the groups that share them.
+    """Returns the number of chips of a collective's group, and how many groups share each chip.
 
     Devices are numbered chip by chip. If a group has one of two devices of a chip, another group
     has the other, and exchanges over the same links at the same time.
@@ -171,7 +171,7 @@ def estimate_all_reduce(size: float, target: Slice, chips: int, links: int) -> f
         size: bytes that each chip holds.
         target: the slice.
         chips: number of chips that take part.
-        links: links of a chip that carry it.
+        links: number of links of a chip that carry the exchange.
     """
     moved = 2 * size * (chips - 1) / chips
     hops = min(sum(target.axes), chips)
@@ -197,7 +197,7 @@ def _estimate_between_slices(size: int, target: Slice) -> float:
 def list_group(instruction: Instruction) -> list[int]:
     """Returns the devices of the first group of a collective; [] if all form one group.
 
-    They are written as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]` or
+    HLO writes the groups as lists `{{0,1},{2,3}}`, as numbers and sizes `[2,4]<=[8]` or
     `[4,2]<=[2,4]T(1,0)`, or as axes of a mesh, `mesh['axis_0'=2,'axis_1'=4] {'axis_1'}`.
     """
     if lists := instruction.match_attribute(r"replica_groups=\{\{([\d,]+)\}"):
@@ -238,7 +238,7 @@ class Timeline:
         self._ends: dict[str, float] = {}
 
     def run(self, seconds: float) -> None:
-        """Runs an instruction."""
+        """Advances the timeline by an instruction that takes these seconds."""
         self._now += seconds
 
     def start(self, key: str, seconds: float, link: str = "slice") -> None:

@@ -25,7 +25,7 @@ class Memory:
         arguments: inputs of the program: weights, optimizer state, batch.
         outputs: results of the program.
         aliased: outputs that share the memory of arguments, such as the updated weights.
-        temporaries: activations and other intermediate results, at the moment of most use.
+        temporaries: activations and other intermediate results, at their peak.
         code: the program itself.
     """
 
@@ -150,8 +150,8 @@ def parse_memory_stats(stats: dict[str, int]) -> Memory:
     """Returns one replica's HBM use, given `Compiled.memory`.
 
     The compiler's sum of temporaries can exceed the chip's memory for a program that fits. Its peak
-    also counts arrays that lie on the core, or on the host, instead of in HBM. The lower of the two
-    is taken.
+    also counts arrays that lie on the core, or on the host, instead of in HBM. The result has the
+    lower of the two.
     """
     arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
     aliased = stats["alias_size_in_bytes"]
@@ -180,7 +180,7 @@ def _find_large_tensors(
         given = instruction.opcode == "parameter" and computation is module.entry
         if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
             continue
-        if instruction.match_attribute(_ALLOCATES):  # counted where it is filled
+        if instruction.match_attribute(_ALLOCATES):  # the array counts where it is filled
             continue
         layer = (
             step.arguments[int(instruction.argument)] if given else find_layer(instruction, step)

@@ -81,7 +81,7 @@ class Pricing:
         module: the program.
         step: the step before compilation.
         target: the slice.
-        build_timeline: returns a new timeline; each computation gets its own.
+        build_timeline: function that returns a new timeline; each computation gets its own.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Pricing:
         build_timeline: Callable[[], Timeline] = Timeline,
     ):
         self._module, self._step, self._target = module, step, target
-        self.silent: set[str] = set()  # layers whose kernels do not state their work
+        self.silent: set[str] = set()  # layers whose kernels do not state their FLOPs
         self._timelines: dict[int, Timeline] = collections.defaultdict(build_timeline)
 
     def price(self, instruction: Instruction, times: int, computation: Computation) -> Priced:
@@ -157,7 +157,7 @@ class Pricing:
         )
 
     def _price_work(self, kind: Kind, instruction: Instruction, flops: int, moved: int) -> float:
-        """Returns the seconds of an instruction that exchanges nothing."""
+        """Returns the seconds of an instruction's work, without collectives."""
         target, cycles = self._target, instruction.cycles
         estimate = None if cycles is None else cycles / (target.generation.clock_ghz * 1e9)
         products, traffic = flops / target.flops_per_s, moved / target.bytes_per_s
@@ -184,7 +184,7 @@ class Pricing:
         if timeline.is_running(key):  # other instructions work while the collective continues
             timeline.run(work)
             return kind, work
-        # A fused all-reduce is a reduce-scatter: each device keeps one part of the sum.
+        # A fused all-reduce is a reduce-scatter: each device keeps one shard of the sum.
         seconds /= 2 if instruction.opcode == "fusion" else 1
         timeline.run(seconds + work)
         return "collective", seconds + work
@@ -231,7 +231,7 @@ def _is_kept_by_loop(op_name: str) -> bool:
     """Returns whether an op stores values of a loop's forward pass for its backward pass."""
     return (
         "/while/body/" in op_name
-        and op_name.endswith("dynamic_update_slice")  # JAX's name
+        and op_name.endswith("dynamic_update_slice")  # the op by which JAX stores a value
         and "jvp(" in op_name
         and "transpose(" not in op_name
     )

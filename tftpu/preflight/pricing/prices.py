@@ -1,4 +1,4 @@
-"""The price of an instruction: seconds for the compiler's cycles, FLOPs and bytes.
+"""Converts the compiler's cycles, FLOPs and bytes of an instruction to seconds.
 
 The time of an instruction is the compiler's estimate of its cycles divided by the core clock, with
 two corrections. They are needed because that estimate prices vector work and memory traffic alike
@@ -28,12 +28,12 @@ Kind = Literal[
 ]
 # fmt: on
 
-PRODUCT = 0.5  # share of the peak from which the compiler's estimate for an instruction is used
+PRODUCT = 0.5  # from this share of the peak FLOP/s on, the compiler's estimate is used
 
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """The factors for the estimates of the compiler.
+    """The factors that correct the compiler's estimates.
 
     Attributes:
         bandwidth: share of the nominal HBM bandwidth that a good program sustains.
@@ -75,14 +75,14 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The published times of a generation, on which its range is based.
+    """The published times of a generation, from which the ranges of predictions follow.
 
     Attributes:
         steps: number of train steps.
         models: number of models in these steps.
         operations: number of single products, copies and exchanges.
         low: the shortest time in the printed range, as a share of the prediction.
-        high: the longest one.
+        high: the longest time in that range, likewise.
     """
 
     steps: int

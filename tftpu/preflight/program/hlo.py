@@ -87,7 +87,7 @@ class Instruction:
         operands: names of the operands.
         argument: operands as written; for a parameter, its number.
         rest: text after the operands: attributes, metadata, backend_config.
-        root: whether it is the result of its computation.
+        root: whether the instruction is the result of its computation.
         loop: the loop whose body contains it, if any.
     """
 
@@ -294,7 +294,7 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
         nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
-        elif user.opcode in _SAME_PLACE:  # computes only the part read from it; dtypes may differ
+        elif user.opcode in _SAME_PLACE:  # what is read of its result counts; dtypes may differ
             part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))
@@ -316,7 +316,7 @@ def _count_written_bytes(module: Module, inner: Computation, instruction: Instru
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
         roots = [inner[name] for name in roots[0].operands]
-    # The numbers differ if one result is itself a tuple, as a collective's can be.
+    # The lengths differ if one result is itself a tuple, as a collective's can be.
     if len(roots) != len(instruction.shape):
         roots = []
     written = 0

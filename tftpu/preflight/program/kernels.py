@@ -93,7 +93,7 @@ def _count_trips(loop: Any) -> int:
 
 def _read_constant(value: Any) -> int:
     """Returns the value of a scalar that is computed from constants."""
-    owner = value.owner  # a block, if the value is an argument
+    owner = value.owner  # an operation, or a block if the value is its argument
     kind = getattr(owner, "name", "").rpartition(".")[2]
     if kind == "constant":
         return int(str(owner.attributes["value"]).partition(":")[0])

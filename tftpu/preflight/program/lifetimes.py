@@ -202,8 +202,8 @@ class Lifetimes:
     def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an `async-update`: (operands, result, context).
 
-        An update that passes the operands to its start also creates the result. It shares the
-        context with the start, as its aliases show.
+        If the operands are passed to the update, the work begins with it, and it creates the
+        result. It shares the context with its start, as its aliases show.
         """
         given = [leaf for operand in operands[1:] for leaf in operand.leaves]
         if not given:
@@ -220,7 +220,7 @@ class Lifetimes:
 
 
 class _Value(NamedTuple):
-    """The arrays of an instruction's result, in order if it is a tuple.
+    """The arrays of an instruction's result: one, or those of a tuple in its order.
 
     Attributes:
         leaves: the arrays.

@@ -98,8 +98,8 @@ class Runs:
     ) -> Iterator[tuple[int, int | tuple[int], int]]:
         """Yields the comparisons that must hold for a loop to continue.
 
-        Each is the counter's index in the state; the bound, as a number or a tuple with its index
-        in the state; and 1 if the loop also runs with the counter at the bound, else 0.
+        Each item has the counter's index in the state; the bound, as a number or a tuple with its
+        index in the state; and 1 if the loop also runs with the counter at the bound, else 0.
 
         Args:
             condition: the condition of the loop, or a computation that it calls.
@@ -142,7 +142,7 @@ class Runs:
         return _read_constant(found)
 
     def _step(self, loop: Instruction, index: int) -> int | None:
-        """Returns the number that a loop's body adds to an element of its state, or None."""
+        """Returns the positive number that a loop's body adds to a number in its state, or None."""
         body = self._find_part(loop, "body")
         value, step = _find_result(body, index), 0
         while value is not None and value.opcode in ("add", *_SAME):
@@ -153,7 +153,7 @@ class Runs:
         return step if step > 0 and _is_element(value, index, body) else None
 
     def _find_kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns an element of a loop's state if the body does not change it, else None."""
+        """Returns a number in a loop's state that the body does not change; None for any other."""
         body = self._find_part(loop, "body")
         value = _find_result(body, index)
         while value is not None and value.opcode in _SAME:
@@ -163,14 +163,14 @@ class Runs:
         return self._find_initial(loop, computation, index)
 
     def _find_initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns the initial number of an element of a loop's state, if it is known."""
+        """Returns the initial value of a number in a loop's state; None if it is unknown."""
         state = computation[loop.operands[0]]
         if state.opcode == "tuple":
             return self._read_number(computation[state.operands[index]], computation)
         return self._find_element(state, computation, index)
 
     def _read_number(self, value: Instruction, computation: Computation) -> int | None:
-        """Returns the value of a scalar, if it is known."""
+        """Returns the value of a scalar; None if it is unknown."""
         while value.opcode in _SAME:
             value = computation[value.operands[0]]
         if value.opcode != "get-tuple-element":
@@ -181,7 +181,7 @@ class Runs:
     def _find_element(
         self, source: Instruction, computation: Computation, index: int
     ) -> int | None:
-        """Returns an element of a tuple: a loop's result, or the state of the enclosing loop."""
+        """Returns an element of a tuple, a loop's result or its state; None if it is unknown."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
             return self._find_kept(loop, outside, index)
