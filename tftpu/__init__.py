@@ -97,7 +97,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # type checkers can then report undefined names
+if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name in _TRAINS:
