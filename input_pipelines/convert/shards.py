@@ -7,11 +7,12 @@ from pathlib import Path
 from tftpu.errors import UserError
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.convert.plan import Plan
-from tftpu.input_pipelines.convert.staging import Staging, read_note, write_note
+from tftpu.input_pipelines.convert.staging import Staging, write_note
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.formats.manifest import Shard
 from tftpu.storage import buckets, files
 from tftpu.storage.buckets import Stored
+from tftpu.storage.side_files import read_sealed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ShardWriter:
     def __call__(self, shard: int) -> Shard:
         name = self.conversion.format_shard_name(shard, self.planned.shards)
         note = self.staging.folder / f"{name}.json"
-        kept = read_note(note)
+        kept = read_sealed(note)
         if kept is not None:
             made = Shard(**{**kept, "offsets": tuple(kept["offsets"])})
             if self._is_there(made):

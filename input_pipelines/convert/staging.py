@@ -36,7 +36,7 @@ from tftpu.input_pipelines.formats.manifest import SOURCE, Feature
 from tftpu.installation import find_cache_folder
 from tftpu.storage import buckets, files, locks
 from tftpu.storage.owner import LockedError
-from tftpu.storage.side_files import check_seal, seal
+from tftpu.storage.side_files import read_sealed, seal
 
 _PIECE = 1 << 20  # bytes written at a time
 
@@ -115,7 +115,7 @@ class Staging:
 
     def _is_whole(self, part: int) -> bool:
         """Returns whether a part is staged, and its files match their checksums."""
-        sums = read_note(self._build_note_path(part))
+        sums = read_sealed(self._build_note_path(part))
         if sums is None:
             return False
         try:
@@ -242,14 +242,3 @@ def _encode_npy(array: np.ndarray) -> Iterator[bytes]:
 def write_note(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON object with its checksum into a staging folder, atomically."""
     files.write_whole(path, seal(json.dumps(value)))
-
-
-def read_note(path: Path) -> dict[str, Any] | None:
-    """Returns the object of a note; None if there is none, or if it is damaged."""
-    try:
-        data = files.read(path)
-        if not check_seal(data):
-            return None
-        return {name: item for name, item in json.loads(data).items() if name != "crc32c"}
-    except (OSError, ValueError):
-        return None

@@ -14,7 +14,7 @@ from tftpu.input_pipelines.formats import manifest, tfrecord
 from tftpu.input_pipelines.formats.manifest import Feature, Manifest, Shard
 from tftpu.installation import find_cache_folder
 from tftpu.storage import files
-from tftpu.storage.side_files import check_seal, seal
+from tftpu.storage.side_files import read_sealed, seal
 
 _log = logging.getLogger(__name__)
 
@@ -134,21 +134,10 @@ def _count_file(folder: str, name: str, compression: str) -> tuple[Shard, str]:
     note = files.join(
         find_cache_folder("data"), "counted", hashlib.sha256(key.encode()).hexdigest() + ".json"
     )
-    kept = _read_note(note)
+    kept = read_sealed(note)
     if kept is not None:
-        return dataclasses.replace(kept, name=name), compression
+        shard = {**kept["shard"], "offsets": tuple(kept["shard"]["offsets"]), "name": name}
+        return Shard(**shard), compression
     found = dataclasses.replace(tfrecord.scan_shard(path, compression), name=name)
     files.write_whole(note, seal(json.dumps({"shard": dataclasses.asdict(found)})))
     return found, compression
-
-
-def _read_note(note: str) -> Shard | None:
-    """Returns the result of an earlier scan; None if there is none, or it is damaged."""
-    try:
-        data = files.read(note)
-        if not check_seal(data):
-            return None
-    except (OSError, ValueError):
-        return None
-    found = json.loads(data)["shard"]
-    return Shard(**{**found, "offsets": tuple(found["offsets"])})

@@ -19,7 +19,7 @@ from tftpu.models.layers.layer_norm import LayerNormalization
 from tftpu.models.layers.self_attention import SelfAttention
 from tftpu.models.layers.stochastic_depth import StochasticDepth
 from tftpu.models.layers.tensor_parallel import Residual
-from tftpu.tensors import Initializer, Tensor, ops
+from tftpu.tensors import Tensor, ops
 
 if TYPE_CHECKING:
     from tftpu.models.sizes import ViT
@@ -36,7 +36,7 @@ def build(config: "ViT") -> keras.Model:
         config.width,
         config.patch,
         strides=config.patch,
-        kernel_initializer=_make_lecun_normal(),
+        kernel_initializer=keras.initializers.LecunNormal(),
         name="patches",
     )(images)
     side = config.image_size // config.patch
@@ -82,10 +82,6 @@ def _add(x: Tensor, y: Tensor, drop: float, config: "ViT", name: str) -> Tensor:
     if drop:
         y = StochasticDepth(drop, name=f"{name}_drop")(y)
     return Residual(name=name)([x, y])
-
-
-def _make_lecun_normal() -> Initializer:
-    return keras.initializers.LecunNormal()
 
 
 @keras.saving.register_keras_serializable("tftpu")

@@ -127,6 +127,17 @@ def check_seal(data: bytes) -> bool:
     return found is not None
 
 
+def read_sealed(path: files.StrPath) -> dict[str, Any] | None:
+    """Returns the JSON object of a sealed file; None if there is no file, or if it is damaged."""
+    try:
+        data = files.read(path)
+        if not check_seal(data):
+            return None
+        return {name: item for name, item in json.loads(data).items() if name != "crc32c"}
+    except (OSError, ValueError):
+        return None
+
+
 def _is(value: Any, kind: type) -> bool:
     if isinstance(value, bool) and kind is not bool:
         return False
