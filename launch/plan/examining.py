@@ -63,7 +63,7 @@ class PlanExaminer:
             known: the facts that were measured before, or None.
 
         Raises:
-            UserError: no slice divides the global batch, or no mesh divides the model.
+            UserError: no slice can divide the global batch evenly, or no mesh can shard the model.
         """
         first = keras.tree.flatten(self._batch_spec)[0]
         examples: int = first.shape[0]

@@ -460,7 +460,7 @@ def _keeps_less(one: Candidate, other: Candidate) -> bool:
 
 
 def _does_more(one: Candidate, other: Candidate) -> bool:
-    """Returns whether a candidate is like another with at least its microbatches and recomputing."""
+    """Returns whether a candidate differs from another only by more microbatches or recomputing."""
     return (
         _name_group(one) == _name_group(other)
         and one.microbatches >= other.microbatches
