@@ -10,8 +10,8 @@ from tftpu.launch.data_checks.finding import Finding
 from tftpu.runtime.notes import without_notes
 from tftpu.runtime.slow import report_activity
 
-_SHOWN = 10  # most damaged images that are named
-_DECODED = 200  # images decoded between two looks at the clock
+_SHOWN = 10  # largest number of damaged images that are named
+_DECODED = 200  # images that are decoded before progress may be printed again
 _PROGRESS = 10.0  # seconds between two lines of progress
 
 
@@ -49,13 +49,13 @@ def inspect_images(data: Any) -> Iterator[Finding]:
         if time.monotonic() - said >= _PROGRESS:
             report_activity(f"{first:,} of {len(paths):,} images")
             said = time.monotonic()
-        with without_notes((b"",)):  # the libraries print what they find, without the file's name
+        with without_notes((b"",)):  # decoders print errors without the file's name
             damaged |= image_survey.find_damaged(paths[first : first + _DECODED])
     yield _describe_damaged(damaged, len(paths), data.on_bad_record == "skip")
 
 
 def _describe_damaged(damaged: dict[str, str], decoded: int, skips: bool) -> Finding:
-    """Returns how many images are damaged, what to do, and the first of them."""
+    """Returns a finding: the number of damaged images, what to do, and the first files."""
     if not damaged:
         return Finding("ok", f"{counted(decoded, 'image')} can be decoded")
     advice = "they are skipped"

@@ -19,11 +19,11 @@ _MEMORY = 0.5  # largest share of the host's memory that the pipeline may take
 
 
 def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
-    """Checks that batches have static shapes and device dtypes, and match what preflight compiles.
+    """Checks that a TPU can take the batches, and that they match what preflight compiles.
 
     Args:
         spec: element spec of the dataset.
-        announced: the result of `batch_spec`.
+        announced: the element spec that the data's `batch_spec()` returns.
     """
     import tensorflow as tf
 
@@ -34,7 +34,7 @@ def inspect_shapes(spec: Any, announced: Any) -> list[Finding]:
         if part.dtype in (tf.string, tf.int64, tf.float64):
             found.append(Finding("error", f"{part}: a TPU does not support {part.dtype.name}."))
     expected = tf.nest.flatten(announced)
-    if tf.nest.flatten(spec)[: len(expected)] != expected:  # weights may follow the announced parts
+    if tf.nest.flatten(spec)[: len(expected)] != expected:  # sample weights may follow
         found.append(Finding("error", f"Batches are {spec}; batch_spec() returns {announced}."))
     parts = [f"{p.dtype.name}{list(p.shape)}" for p in tf.nest.flatten(spec)]
     return found or [Finding("ok", f"a host's batch is {', '.join(parts)}")]
@@ -110,7 +110,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
         held, what = 0, "4 batches"
     spec = pipeline.starting_at(0, 0, hosts).element_spec
     batch = sum(part.dtype.size * math.prod(part.shape) for part in tf.nest.flatten(spec))
-    held += 4 * batch  # 4 batches: in production, waiting, and on the way to the device
+    held += 4 * batch  # batches being made, waiting, and on the way to the device
     text = f"{what} take {format_size(held)} of this host's {format_size(limit)}"
     if held > limit:
         return [Finding("error", f"{text}: lower data.shuffle or data.global_batch_size.")]
@@ -120,7 +120,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
 
 
 def _count_bytes(array: np.ndarray) -> int:
-    """Returns the bytes of an array; if its elements are texts, of these."""
+    """Returns the bytes of an array's elements, including texts."""
     return array.nbytes if array.dtype != object else sum(map(sys.getsizeof, array.flat))
 
 

@@ -12,7 +12,7 @@ _BRIEF = 5.0  # seconds; for an epoch as short as this, more machines are not wo
 
 
 def measure_speed(pipeline: Pipeline, hosts: int, seconds: float) -> float:
-    """Returns the examples per second that this host reads of its share, after a warm-up batch.
+    """Returns the examples per second that this host reads, after a warm-up batch.
 
     Args:
         pipeline: the pipeline of the training split.
@@ -42,7 +42,7 @@ def inspect_speed(
         needs: the examples per second that each slice needs, by its name.
         hosts: number of hosts.
         examples: number of examples of the training data; None if it is not known.
-        source: a clause about where `needs` come from; if it is empty, about how to find them.
+        source: text about where `needs` come from; if `needs` is empty, about how to find them.
     """
     speed, seconds = f"this host gives {rate:,.0f} examples/s", math.inf
     if examples and hosts == 1:

@@ -37,7 +37,7 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
     """Looks for evaluation examples in the training split.
 
     Examples of tftpu's sources for images, text and synthetic data cannot be compared here: images
-    are augmented, documents are cut at other places, and synthetic examples are all alike.
+    are augmented, each split divides its text separately, and synthetic examples are all alike.
 
     Args:
         data: the data, before a model's preprocessor.
@@ -53,7 +53,7 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
     left_out = Images | StreamedImages | Synthetic | Text | Tokens
     if isinstance(data, left_out) or summary.describe_same_split(data):
         return []
-    hidden = contextlib.redirect_stdout(io.StringIO())  # it was printed when they first opened
+    hidden = contextlib.redirect_stdout(io.StringIO())  # opening the data printed this before
     try:
         with own_code.failures_of_class(data, "evaluation"), hidden:
             opened = pipeline or input_pipelines.training(data, seed)

@@ -27,7 +27,7 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     """Compares class ids and tokens with the model's classes and vocabulary, if it has them.
 
     Args:
-        model: the config of a model of the zoo; fields of other models may mean anything.
+        model: the config of a zoo model, whose `vocabulary` and `num_classes` are the limits.
         batches: some batches of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
         ignored: the class id that the loss ignores, its `ignore_class`.
     """
@@ -72,7 +72,7 @@ def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> l
     most = known[0].shape[-1]
     lengths = count_tokens(experiment, hosts) if full.any() else np.zeros(0, int)
     y = batches[0][1] if _has(batches[0], 1) else None
-    # If texts are predicted token by token, the last token is only a label.
+    # If the labels are the next tokens, the last token of a text is only a label.
     lengths = lengths - (getattr(y, "shape", ())[1:] == (most,))
     cut = int((lengths > most).sum())
     of = f"of {counted(full.size, 'text')} of the first batches"
@@ -89,7 +89,7 @@ def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> l
 
 
 def count_tokens(experiment: Experiment, hosts: int) -> np.ndarray:
-    """Returns each text's number of tokens in the first batches, before KerasHub truncates it."""
+    """Returns the number of tokens of each text in the first batches, before truncation."""
     from tftpu import input_pipelines
     from tftpu.models.keras_hub import prepared
 
@@ -130,7 +130,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
             if outside:
                 return [Finding("error", f"in the first batches, {outside}.")]
             values = np.ravel(limit.values)
-            allowed = values[(values >= 0) & (values < limit.size)]  # others have weight 0
+            allowed = values[(values >= 0) & (values < limit.size)]  # the rest has weight 0
             seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
     found = []
     for owner, parts in seen.items():
@@ -155,7 +155,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns the ids in a batch's features or labels whose weight is not 0; None without ids."""
+    """Returns ids of features (part 0) or labels (1) whose weight is not 0; None without ids."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):

@@ -61,7 +61,7 @@ def ask_jax(machine: Machine) -> tuple[dict[str, str], list[Problem]]:
 def _run_program(
     program: str, package: str, name: str, machine: Machine
 ) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """Returns a program's output after the mark, or the problem if it does not print the mark."""
+    """Returns the JSON that a program prints after `_MARK`, or the problem if it prints none."""
     environ = {**machine.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     try:
         done = subprocess.run(

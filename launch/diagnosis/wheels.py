@@ -321,8 +321,8 @@ def _find_installed(machine: Machine) -> dict[str, Distribution]:
 def _find_owner(installed: dict[str, Distribution]) -> str | None:
     """Returns the wheel whose recorded hashes match the files; None if the files are mixed.
 
-    Only files on which the records disagree are hashed, the smallest ones, because the libraries
-    have a gigabyte.
+    Only the smallest files on which the records disagree are hashed, because the libraries are a
+    gigabyte in size.
     """
     records = {name: _read_record(distribution) for name, distribution in installed.items()}
     paths = {path for record in records.values() for path in record if _is_tensorflow(path)}

@@ -10,7 +10,7 @@ from tftpu import installation
 from tftpu.errors import UserError
 
 try:
-    import kfp  # noqa: F401 (looked for before the steps need it)
+    import kfp  # noqa: F401 (to fail here if it is missing)
 except ImportError as error:
     raise UserError(
         "Kubeflow Pipelines, which compiles pipelines, is not installed: run "

@@ -22,14 +22,14 @@ class PipelinePlan:
 
     Attributes:
         image: container image of the steps.
-        source: what to convert first, as for `tftpu data convert --source`; None: the data exist
-            already.
+        source: address of data to convert first, as for `tftpu data convert --source`; None: the
+            data exist already.
         convert_flags: further flags of `tftpu data convert`.
-        predict: what to predict in the end, as for `tftpu predict --input`; None: nothing.
+        predict: address of records to predict in the end, as for `tftpu predict --input`, or None.
         search: the space of a search before the training; None: no search.
         search_flags: further flags of `tftpu search`.
-        train: a function that returns the task that trains in a folder; None: `steps.train`, which
-            is retried if it fails.
+        train: a function that takes the folder of the run and returns the task that trains; None:
+            `steps.train`, which is retried if it fails.
         run: placeholder that names each run of the pipeline.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
@@ -111,10 +111,11 @@ def training_pipeline(
 
     Args:
         image: container image of the steps, with tftpu, its extra kfp, and your own code.
-        source: what to convert first, such as "images:gs://BUCKET/photos"; the config's
-            `data.data_dir` is then the result. None: the config's data exist already.
+        source: address of data to convert first, such as "images:gs://BUCKET/photos"; the
+            config's `data.data_dir` is then the result. None: the config's data exist already.
         convert_flags: further flags of `tftpu data convert`.
-        predict: what to predict after the gate, such as "images:gs://BUCKET/new"; None: nothing.
+        predict: address of records to predict after the gate, such as "images:gs://BUCKET/new", or
+            None.
         search: the space of a search before the training, which then uses the best values, such as
             ["optimizer.learning_rate=log:1e-4..1e-1"]; []: the config's space. None: no search.
         search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".

@@ -37,7 +37,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
     if not setup and not os.path.exists(program):
         sys.exit(f"There is no {program}: tftpu must be installed in the image of a step.")
     command = [program, *words]
-    # The shell functions are those of `tftpu launch`; `train` runs the command in `arguments`.
+    # `setup` defines `receive`, `install` and `train`, which runs tftpu with `arguments`.
     if setup:
         script = f"{setup}\narguments=({shlex.join(words)})\nreceive\ninstall\ntrain"
         command = ["bash", "-c", script]

@@ -34,7 +34,7 @@ class Candidate:
     Attributes:
         slice: the name of the slice.
         mesh: the mesh with the size of every axis; "" on the TensorFlow engine, which has none.
-        remat: what the backward pass recomputes, such as "block".
+        remat: the kind of rematerialization, such as "block".
         microbatches: the number of microbatches that each shard of the global batch is split into.
         attention: the implementation of the model's attention; "" if the config has no such field.
     """
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """The fields that a plan may choose.
+    """The candidates that a config allows.
 
     Attributes:
         experiment: the config with the overrides of the command line.
@@ -86,7 +86,7 @@ class Space:
         """Returns the meshes for a slice; [""] on the TensorFlow engine.
 
         Raises:
-            UserError: the mesh that is given does not fit the slice.
+            UserError: the config's mesh does not fit the slice.
         """
         if not self.has_mesh:
             return [""]
@@ -106,7 +106,7 @@ class Space:
             return []
 
     def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
-        """Returns a slice and a mesh for each way to shard the state, by `name_state`.
+        """Returns a slice and a mesh for each result of `name_state`, each way to shard the state.
 
         Args:
             targets: the slices. Meshes that do not divide the global batch are left out.
@@ -181,7 +181,7 @@ class Space:
         return " ".join([candidate.slice, *self.list_changes(candidate)])
 
     def has_settings(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate has the config's settings; `auto`, or no mesh, fits all."""
+        """Returns whether a candidate has the config's settings; `auto` or None fits all."""
         values = self._list_values(candidate)
         given = {path: self._read(path) for path in values}
         if given.get(MESH) not in (None, AUTO):
@@ -207,7 +207,7 @@ class Space:
         if self.remat_field == "train.remat" and not blocks:
             return ["none"]
         left_out = () if self.has_mesh else JAX_REMATS
-        kernel = "attention"  # without the flash kernel, it keeps the same as "block"
+        kernel = "attention"  # without the flash kernel, the same as "block"
         kept = {self.read_remat(), *([kernel] if attention == "flash" else [])}
         return [r for r in REMATS if r not in left_out and (r != kernel or r in kept)]
 

@@ -63,7 +63,7 @@ class PlanExaminer:
             known: the facts that were measured before, or None.
 
         Raises:
-            UserError: no slice divides the global batch, or no mesh divides the model.
+            UserError: no slice can divide the global batch evenly, or no mesh can shard the model.
         """
         first = keras.tree.flatten(self._batch_spec)[0]
         examples: int = first.shape[0]
@@ -133,7 +133,7 @@ class PlanExaminer:
 
         Args:
             search: the search, which has the known verdicts and gets the new ones.
-            journal: the verdicts of earlier plans, which gets the new ones.
+            journal: the record of earlier verdicts, to which the new ones are added.
             seconds: the time limit.
 
         Raises:
@@ -143,7 +143,7 @@ class PlanExaminer:
         ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
         with Progress() as progress:
             processes = Processes(progress)
-            parts: dict[Candidate, Processes] = {}  # by running candidate, to end it alone
+            parts: dict[Candidate, Processes] = {}  # of each candidate, to end it alone
 
             def choose() -> tuple[Candidate, Processes] | None:
                 with changed:
@@ -153,7 +153,7 @@ class PlanExaminer:
                             return candidate, parts[candidate]
                         if not search.left:
                             return None
-                        changed.wait()  # for the verdict on a running candidate
+                        changed.wait()  # until a running candidate has a verdict
                 return None
 
             def stop() -> None:

@@ -25,7 +25,7 @@ from tftpu.storage.lines import Lines
 from tftpu.version import __version__
 
 FILE = "plan.jsonl"
-_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # beginnings of variables that compilers read
+_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # prefixes of variables that compilers read
 
 
 def compute_key(space: Space) -> str:
@@ -75,7 +75,7 @@ class Journal:
             try:
                 self._read(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # damaged, or written half when a plan was killed
+                continue  # damaged, or half written by a plan that was killed
         self._lines = Lines(path)
         if data and not data.endswith(b"\n"):
             self._lines.append("\n")

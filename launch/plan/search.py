@@ -143,14 +143,14 @@ class Search:
         named: Collection[str] = (),
     ):
         self.goal = goal
-        self._own = set(own)  # until one of them was tried
-        self._named = set(named)  # until one of their candidates has a price
+        self._own = set(own)  # empty once one of them was chosen
+        self._named = set(named)  # those without a priced candidate
         self._estimates = {one.candidate: one for one in estimates}
         # The largest number of bytes by which a program exceeded its estimate, negative if none
         # did, by `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
-        # Ratios of predicted times to estimated ones, by attention and slice: estimates count no
-        # scores of plain attention.
+        # Ratios of predicted times to estimated ones, by slice, for each kind of attention, because
+        # estimates leave out the scores of plain attention.
         self._paces: dict[str, dict[str, list[float]]] = {}
         # Slices on which the attention kernel may run: none of its programs failed to compile.
         self._kernels = {one.slice for one in self._estimates if one.attention == "flash"}
@@ -184,7 +184,7 @@ class Search:
         """Returns the most promising candidate, and marks it as running; None if there is none.
 
         Candidates on an idle slice and mesh come first, because the verdict on a running one
-        decides about others there; of those, only ones that need less memory are chosen. Until a
+        decides about others there. On a busy one, a candidate must need less memory. Until a
         candidate fits, idle slices come first, because compilers are several times as fast for some
         generations as for others. After that, named slices without a price come first.
         """
@@ -192,7 +192,7 @@ class Search:
         busy = {(one.slice, one.mesh) for one in self._running}
         slices = {one.slice for one in self._running}
         bar = self._find_bar()
-        # A candidate that cannot be the best, but gives its slice a price, is compiled alone there.
+        # A candidate that cannot be the best, but gives its slice a price, waits for an idle slice.
         waiting = [
             e for e in self._waiting if e.candidate.slice not in slices or self._rank_least(e) < bar
         ]
@@ -236,7 +236,7 @@ class Search:
     def record(self, candidate: Candidate, verdict: Verdict) -> None:
         """Records the verdict on a candidate that was running."""
         self._running.discard(candidate)
-        self.pruned.pop(candidate, None)  # it was pruned, but its compilation ended all the same
+        self.pruned.pop(candidate, None)  # it was pruned just before it ended
         self._note(candidate, verdict)
         self._waiting.sort(key=self.rank_likely)
         self._prune()
@@ -269,10 +269,10 @@ class Search:
         return min(left, key=self.rank_likely, default=None)
 
     def list_unpriced(self) -> dict[str, Estimate | collections.Counter[str]]:
-        """Returns for each slice without a price its most promising candidate left, or the reasons.
+        """Returns each unpriced slice's most promising candidate, or the reasons of pruning.
 
-        The reasons count why its candidates were pruned; they are empty if all were compiled and
-        none runs. Slices on which a candidate fits are left out.
+        The reasons are counted; there are none if all candidates were compiled and none fits.
+        Slices on which a candidate fits are left out.
         """
         priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
         found: dict[str, Estimate | collections.Counter[str]] = {}
@@ -346,15 +346,15 @@ class Search:
         changed = candidate not in self._own
         # "offload" does the work of "block", and takes twice as long to compile.
         on_host = candidate.remat == "offload"
-        # For a small model, a candidate that keeps all activations decides about the others.
+        # For a small model, the verdict on a candidate that keeps all activations prunes others.
         keeps_all = candidate.remat == "none" and self._expect_bytes(one) < _SMALL * one.limit_bytes
         return too_large, likely[0], changed, is_plain, on_host, not keeps_all, likely
 
     def expect_seconds(self, one: Estimate) -> float:
-        """Returns the estimated seconds of a step, times the ratio by which estimates were off.
+        """Returns the estimated seconds of a step, corrected by the errors of earlier estimates.
 
-        The ratio is the median of verdicts on the slice, or if it has none, on other slices, with
-        the same kind of attention.
+        The correction is the median ratio of the predicted times with the same kind of attention to
+        their estimates, on this slice or, if it has none, on the others.
         """
         by_slice = self._paces.get(one.candidate.attention, {})
         all_paces = itertools.chain.from_iterable(by_slice.values())
@@ -368,12 +368,12 @@ class Search:
         return one.likely_bytes + uncounted
 
     def _find_bar(self) -> tuple[bool, float, float]:
-        """Returns the rank of the best candidate so far; without one, the lowest possible rank."""
+        """Returns the rank of the best candidate so far; without one, the worst possible rank."""
         best = next(iter(self.list_best()), None)
         return self.rank(best) if best else (True, math.inf, math.inf)
 
     def _rank_least(self, one: Estimate) -> tuple[bool, float, float]:
-        """Returns the rank of a candidate at the chip's peak."""
+        """Returns the rank that a candidate would have at the chip's peak."""
         return self.goal.rank(one.least_seconds, one.usd_hour)
 
     def _prune(self) -> None:
@@ -409,7 +409,7 @@ class Search:
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE
             if verdict.step_seconds and _does_more(one.candidate, other):
-                # Keeping more may cost more time than it saves, in traffic or in exchange. But
+                # Keeping more activations may cost more memory traffic than it saves time. But
                 # "offload" does the work of "block", and copies to the host.
                 known = one.candidate.remat in (other.remat, "offload")
                 if known or self.expect_seconds(one) >= verdict.step_seconds:
@@ -421,7 +421,7 @@ class Search:
         mine = one.candidate
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
-        if mine.microbatches == 1 < other.microbatches:  # microbatches also hold sums of gradients
+        if mine.microbatches == 1 < other.microbatches:  # several also keep sums of gradients
             return False
         if mine.microbatches <= other.microbatches:
             return _cuts_no_more(mine.mesh, other.mesh)
@@ -445,7 +445,7 @@ def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def _count_parts(candidate: Candidate) -> int:
-    """Returns by how much microbatches divide the memory that `_name_memory` is about."""
+    """Returns the number of microbatches if they divide memory beyond the estimate, otherwise 1."""
     return candidate.microbatches if _keeps_activations(candidate) else 1
 
 
@@ -460,7 +460,7 @@ def _keeps_less(one: Candidate, other: Candidate) -> bool:
 
 
 def _does_more(one: Candidate, other: Candidate) -> bool:
-    """Returns whether a candidate does the work of another, and recomputes or repeats more."""
+    """Returns whether a candidate differs from another only by more microbatches or recomputing."""
     return (
         _name_group(one) == _name_group(other)
         and one.microbatches >= other.microbatches

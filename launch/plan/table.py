@@ -250,7 +250,7 @@ def describe_losers(search: Search) -> list[str]:
 
 
 def describe_ranges(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns how far the times of candidates may be off, by generation."""
+    """Returns the possible error of predicted times by generation, such as "±16% on v5e"."""
     names = dict.fromkeys(parse_slice(row["slice"]).generation.name for row in rows)
     by_share: dict[str, list[str]] = {}
     for name in names:
@@ -297,7 +297,7 @@ def describe_search(
     Args:
         search: the search.
         refusals: the reasons why the config cannot use some slices, by slice name.
-        undivided: the reason of each mesh that cannot divide the model.
+        undivided: for each mesh that cannot shard the model, the reason.
     """
     failed = [v for v in search.verdicts.values() if not v.fits]
     large = sum(v.too_large for v in failed)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 
 _SECONDS = 10.0  # seconds between two lines of progress
-ROWS = 5  # most predictions that are printed
-_VALUES = 20  # most values of a list that is printed
-_VALUES_BESIDE_CLASS = 5  # the same for a row with a class: as many values as top5 has
+ROWS = 5  # largest number of predictions that are printed
+_VALUES = 20  # longest list that is printed
+_VALUES_BESIDE_CLASS = 5  # the same in a row with a class, to print its top5
 
 
 class ProgressPrinter:
-    """Prints lines that say how far a prediction is.
+    """Prints the progress of a prediction job.
 
     Attributes:
         found: the number of records that were predicted before.
@@ -55,7 +55,7 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
         job: the prediction job.
         records: the records, including those that this process could not read.
         complete: whether the predictions of all machines are there.
-        others: whether other processes wrote some of the rows; these may hold errors, too.
+        others: whether other processes wrote some of the rows, whose errors are not counted.
     """
     machine, machines = job.machine
     if records.skipped:
@@ -81,7 +81,7 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints predictions as lines of JSON without long lists; skips rows with nothing else."""
+    """Prints predictions as lines of JSON without long lists; skips rows without other values."""
     from tftpu.input_pipelines.formats.results import KEYS
 
     for row in rows:
@@ -92,7 +92,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def collect_rows(encode: Any, rows: list[dict[str, Any]]) -> Any:
-    """Returns a function that encodes a shard, and appends its rows to a list."""
+    """Returns a function that encodes a shard as `encode` does, and adds its rows to a list."""
     from tftpu.input_pipelines.formats import results
 
     def encode_and_collect(columns: "results.Columns", errors: "results.Errors") -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
     """Raises `UserError` if fields of image files are requested, which have no fields."""
-    if type(data) not in (Images, StreamedImages):  # another class may read anything
+    if type(data) not in (Images, StreamedImages):  # a user's class may read fields from anywhere
         return
     of_files = getattr(data, "format", "") in ("folder", "index")
     if keep and (address.partition(":")[0] == "images" or (":" not in address and of_files)):
@@ -50,7 +50,7 @@ def open_records(
             # Not every library sets the error's `filename`.
             path = str(error.filename or error)
             what = address.rpartition(":")[2]
-            if what not in path:  # the class itself needs another file
+            if what not in path:  # another file is missing, which the class needs
                 raise
             missing = own_code.explain_missing(str(error.filename or what))
             hint = ""

@@ -68,7 +68,7 @@ def check(
         time_limit: seconds that one compilation may take; None takes preflight's default.
 
     Raises:
-        UserError: as `tftpu.preflight.check` does, or the precision is not native to TPUs.
+        UserError: any reason of `tftpu.preflight.check`, or the precision is not native to TPUs.
     """
     with reporting_if_slow("Loading TensorFlow"):
         experiment, batch_spec = prepare(experiment)
@@ -122,7 +122,7 @@ def check_text(
         rows: the number of texts that a device writes at once.
 
     Raises:
-        UserError: as `tftpu.preflight.writing.check_writing` does; or the model is of KerasHub.
+        UserError: any reason of `preflight.writing.check_writing`, or the model is of KerasHub.
     """
     if isinstance(experiment.model, KerasHub):
         raise UserError(
@@ -164,7 +164,7 @@ def _check_precision(experiment: Experiment) -> None:
 
 
 def print_report(report: "Report", explain: bool) -> None:
-    """Prints a report to the terminal, and flags that show more.
+    """Prints a report to the terminal, and the flags that show more or set the price.
 
     Args:
         report: the report.
@@ -229,7 +229,7 @@ def build_options(experiment: Experiment) -> "PreflightOptions":
 
 
 def _build_recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
-    """Returns a function that builds the model with a given `remat`; None unless it is "none"."""
+    """Returns a function that builds the model with a given `remat`; None if one is set already."""
     from tftpu.launch.run.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":

@@ -36,7 +36,7 @@ _UNRELATED = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}
 def compute_key(
     config: str, experiment: Experiment, slices: list[str], prices: dict[str, float]
 ) -> str | None:
-    """Returns the name under which a report is cached; None if it may depend on anything else.
+    """Returns the name under which a report is cached; None if it cannot be cached.
 
     Args:
         config: name of the config, or its path.

@@ -20,8 +20,8 @@ from tftpu.tpu.slices import GENERATIONS
 def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
-    On a TPU, preflight compiles the step in its own process. Of the meshes that fit, it takes the
-    one that shards the model least. On other hardware, each device holds the whole model.
+    `auto` stands for the mesh that shards the model least and still fits, which preflight finds in
+    its own process. Without a TPU, each device holds the whole model.
 
     Args:
         cluster: the cluster of the config.

@@ -83,7 +83,7 @@ def read_settings(workdir: str) -> str | None:
 
 
 def describe_other(settings: str) -> str:
-    """Returns what a report with another digest describes, as a phrase that follows "is"."""
+    """Returns what a report whose digest differs describes, such as "of another model"."""
     other = "of another model, batch, precision or mesh"
     return other if settings else f"of an older tftpu, or {other}"
 
@@ -104,7 +104,7 @@ def _read_slices(workdir: str) -> list[dict[str, Any]]:
 
 
 def _is_slice(item: Any) -> bool:
-    """Returns whether an item has the form that `tftpu preflight` writes."""
+    """Returns whether an item of a report is the result for a slice, in the expected form."""
     if not isinstance(item, dict) or not side_files.is_text(item.get("slice")):
         return False
     numbers = (item.get(name) for name in ("step_ms", "replicas", "examples_per_second"))

@@ -146,14 +146,14 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
 
 
 def is_run(path: str) -> bool:
-    """Returns whether a path in place of a config is the folder of a run that has its config."""
+    """Returns whether a path, given in place of a config, is the folder of a run."""
     named = path.endswith(".py") or path in config_flags.list_names()
     wanted = [files.join(path, name) for name in ("config.json", "goodput.json")]
     return not named and all(map(files.exists, wanted))
 
 
 def _warn_of_changes(workdir: str, experiment: Experiment) -> None:
-    """Warns on stderr if files of the run have changed, or are relative to another folder."""
+    """Warns if code of the run has changed, or its relative paths start in another folder."""
     recorded_start.warn_of_folder(workdir, experiment)
     changes = recorded_start.describe_changes(workdir)
     if changes:
@@ -307,7 +307,7 @@ def read_class_names(experiment: Experiment) -> list[str] | None:
 
 
 def _prepare_engine(experiment: Experiment) -> tuple[Any, "Engine", Experiment]:
-    """Returns the module `run.experiment`, the engine, and the experiment with any length."""
+    """Returns the module `run.experiment`, the engine, and an experiment of arbitrary length."""
     selection.choose_backend(experiment.cluster)
     import_tensorflow()
     import tftpu

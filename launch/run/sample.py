@@ -1,4 +1,4 @@
-"""Text drawn from a trained byte model, and prompts for other language models."""
+"""Text sampled from a trained byte model, and prompts for other language models."""
 
 import itertools
 import re

@@ -188,7 +188,7 @@ def _check_same_run(
         recorded = _extract_fields(renamed.update_classes(before.get(group)))
         fields = _extract_fields(to_plain(now))
         defaults = _list_defaults(now) if dataclasses.is_dataclass(now) else {}
-        # Fields that are newer than the run had their defaults.
+        # Fields that did not exist when the run began had their defaults.
         unset = defaults.keys() - recorded
         recorded = defaults | recorded
         for name in operational_fields(now) if dataclasses.is_dataclass(now) else ():
@@ -235,7 +235,7 @@ def _build_refusal(
         f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
         f"{shown}. {advice}"
     )
-    if options and has_ended:  # with its first values, nothing would be left to train
+    if options and has_ended:  # restoring its config would leave nothing to train
         again = parsing.to_argv(dataclasses.replace(options, workdir=files.suggest_path(workdir)))
         error.add_note(f"Type: tftpu train {shlex.join(again)}")
     elif options and all(flags) and len(flags) <= _MOST:
@@ -246,7 +246,7 @@ def _build_refusal(
 
 
 def _find_flag(experiment: Experiment, difference: _Difference) -> str:
-    """Returns the flag that sets a field to what it was; "" if the command line cannot."""
+    """Returns the flag that sets a field to what it was; "" if no flag can."""
     was = difference.was
     text = ",".join(map(str, was)) if isinstance(was, list) else str(was)
     flag = f"--config.{difference.place}={text.lower() if isinstance(was, bool) else text}"
@@ -282,7 +282,7 @@ def _extract_fields(plain: Any) -> dict[str, Any]:
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
     description = plain.get("description")
-    # A Keras object, without its name, because Keras numbers names within a process.
+    # The name of a Keras object is left out, because Keras numbers names within a process.
     if isinstance(description, dict):
         settings = description.get("config")
         settings = settings if isinstance(settings, dict) else {}

@@ -18,9 +18,9 @@ from tftpu.runtime import goodput
 from tftpu.storage import files, lines
 from tftpu.training.trainer import Trainer
 
-_LARGE = 0.25  # share of the run's time that evaluation may take without advice
-_SMALL = 0.1  # share of the run's time that the advice aims at
-_FEW = 4  # least evaluations that the advice leaves, to choose the best checkpoint from
+_LARGE = 0.25  # share of evaluation in the run's time above which advice is printed
+_SMALL = 0.1  # share of evaluation in the run's time that the advice aims at
+_FEW = 4  # least number of evaluations after the advice, to choose the best checkpoint from
 
 
 def format_summary(
@@ -175,7 +175,7 @@ def _list_speed_rows(
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     whole = trainer.step * experiment.data.global_batch_size / training if training else rate
-    if waited > training / 2 and whole < rate:  # the first steps wait longest
+    if waited > training / 2 and whole < rate:  # `rate` is without the first steps
         rows.append(
             ("", f"{format_metric(whole)} examples/s with the first steps, which waited for input")
         )

@@ -128,7 +128,7 @@ class TaskCodec:
     """The vocabulary of a language model of KerasHub.
 
     Args:
-        config: the model.
+        config: the config of the model.
 
     Raises:
         UserError: the model writes no texts, or its preset cannot be loaded.

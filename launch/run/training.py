@@ -195,7 +195,7 @@ def _check_not_shortened(asked: int, step: int, workdir: str) -> None:
 
 
 def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> None:
-    """Prints how a changed length of the run changes the learning rate, if it depends on it.
+    """Prints the change of the learning rate if its schedule ends at another step than before.
 
     Args:
         experiment: the experiment that resumes.

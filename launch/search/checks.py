@@ -38,7 +38,7 @@ def choose_metric(given: str | None, changes: Sequence[str], experiment: Experim
 
 
 def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: Experiment) -> None:
-    """Raises `UserError` for a field that is also set elsewhere, or a value that cannot be used.
+    """Raises `UserError` for a field that a flag or an override sets, or an invalid value.
 
     Args:
         space: the space of the search.
@@ -62,7 +62,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that is invalid whatever values the other fields have."""
+    """Raises `UserError` for a value that is invalid with all tried values of the other fields."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
@@ -77,7 +77,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields values of fields that include a given one, first with the config's other values."""
+    """Yields settings with a given value of a field; from the second on, the others are random."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}

@@ -102,7 +102,7 @@ def _stop_with_the_worker() -> None:
 
 @contextlib.contextmanager
 def _report_end(connection: Connection) -> Iterator[None]:
-    """Reports to the worker that the run diverged or is locked, which no exit code says."""
+    """Reports to the worker that the run diverged or is locked, which exit codes do not say."""
     from tftpu.errors import DivergedError
     from tftpu.storage.owner import LockedError
 

@@ -32,15 +32,15 @@ _SHOWN = 5  # most differing fields that are shown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A search.
+    """The settings of a search.
 
     Attributes:
         config: name of a config of tftpu, or path of a user's config file.
         overrides: changes of the config in all trials, such as "--config.train.steps=500".
         space: the search space, as texts of the form in `launch.search.space`.
         metric: the evaluation metric that decides which trial is best.
-        fields: the values of the config's fields with these changes by path, because its file may
-            change.
+        fields: the values of the config's fields, by path, after these overrides; recorded because
+            the config's file may change.
         trials: the number of trials.
         sampler, pruner: names of an Optuna sampler and pruner, of `SAMPLERS` and `PRUNERS`.
         seed: the seed of the sampler.
@@ -103,8 +103,8 @@ class Plan:
                 )
             if self.sampler == "random":
                 return samplers.RandomSampler(seed=seed)
-            # The points are one sequence, and the study keeps the position in it. The sequence
-            # cannot hold fields that have a condition.
+            # All trials take points of one sequence, and the study keeps the position in it. Fields
+            # that have a condition are drawn independently.
             return samplers.QMCSampler(
                 scramble=True,
                 seed=self.seed,

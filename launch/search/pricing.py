@@ -22,7 +22,7 @@ sys.exit(run_for_exit_code(check_machine))
 
 
 class CannotRunError(UserError):
-    """Preflight ended without a verdict, which says nothing about the trial."""
+    """Raised if preflight ends without a verdict on the trial."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ def format_result(
         plan: the plan of the search.
         study: the Optuna study.
         workdir: the workdir of the search.
-        drawn: its picture's path and the importance of its fields; None if trials are too few.
+        drawn: the picture's path and the importance of the fields; None if trials are too few.
     """
     trials = study.get_trials(deepcopy=False)
     rows: list[tuple[str, str]] = []
@@ -83,7 +83,7 @@ def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
 def rank_complete(plan: Plan, trials: list[FrozenTrial]) -> list[FrozenTrial]:
     """Returns the complete trials, the best one first.
 
-    A trial without a run, which repeats the value of another one, comes after that one.
+    A trial that copied its result from another one, without a run, comes after that one.
     """
     done = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=_is_repeated)
     return sorted(done, key=lambda t: t.value or 0.0, reverse=plan.direction == "maximize")

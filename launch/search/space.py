@@ -27,7 +27,7 @@ _LARGEST = 2**53  # whole numbers pass through float64, which is exact up to her
 
 
 class TrialProtocol(Protocol):
-    """The methods of an Optuna trial that are used."""
+    """The methods of an Optuna trial that draw values."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
         """Returns a number."""
@@ -49,7 +49,7 @@ class Dimension:
     Attributes:
         field: the path of the field, such as "optimizer.learning_rate".
         kind: "uniform", "log" or "choice".
-        whole: whether a number is whole.
+        whole: whether the values are whole numbers.
         low, high: the bounds of a number, both included.
         choices: the texts of the values, as in `--config.FIELD=TEXT`.
         only_if: the condition: another field of the space and the text of its value; None: no

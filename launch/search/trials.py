@@ -179,7 +179,7 @@ class Trials:
                 self._study.sampler = self._plan.build_sampler(number)
                 trial = _reopen_trial(self._study, frozen)
                 words = frozen.user_attrs.get(OVERRIDES)
-                # It is None if the trial's worker was killed before it recorded them.
+                # The trial's worker may have been killed before it recorded the overrides.
                 words = self._draw_overrides(trial) if words is None else check_overrides(words)
                 return ClaimedTrial(trial, frozen, words, True, refused.pop_all())
         return None
@@ -206,7 +206,7 @@ class Trials:
         return words
 
     def _try_claim(self, number: int) -> contextlib.ExitStack | None:
-        """Claims a trial until the stack is closed; returns None if another worker has it."""
+        """Claims a trial until the result is closed; returns None if another worker has it."""
         stack = contextlib.ExitStack()
         try:
             stack.enter_context(locks.locked(self._resolve_worker_folder(number)))

@@ -14,7 +14,7 @@ class LeaseWatch:
     """Remembers the leases that it saw, and since when each of them is unchanged."""
 
     def __init__(self) -> None:
-        # By folder: the generation, and when it was first seen.
+        # The generation of each folder's lease, and when it was first seen.
         self._seen: dict[str, tuple[int, float]] = {}
 
     def is_free(self, folder: str) -> bool:

@@ -127,7 +127,7 @@ class Workers:
         try:
             child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
-            # A signal to all processes may have ended the server, too.
+            # A signal to all processes may also have ended the server that forks the trials.
             if self._stopped.wait(_POLL_S):
                 return
             raise
@@ -200,7 +200,7 @@ class Workers:
         return False
 
     def _follow(self, taken: ClaimedTrial, run: str, child: TrialProcess) -> tuple[str, bool]:
-        """Reports the evaluations of a trial until it ends.
+        """Reports the evaluations of a trial to the study until the trial ends.
 
         Returns:
             PRUNE, DIVERGED, HELD or "", and whether the trial was evaluated.
@@ -230,8 +230,8 @@ class Workers:
             if value is not None:
                 report(number, value)
                 evaluated = True
-            # Before the first step of a resumed run, the question is about an evaluation that was
-            # already reported.
+            # The first message of a resumed run may ask again about an evaluation that was already
+            # reported.
             open_ = not pruned and not last and (value is not None or number in known)
             if open_ and trial.should_prune():  # the last evaluation ends the trial anyway
                 pruned = True
@@ -265,7 +265,7 @@ class Workers:
             self._print_status(taken.trial.number, why)
 
     def _tell_study(self, taken: ClaimedTrial, why: str, **end: Any) -> bool:
-        """Records the end of a trial; says so and returns False if another worker has done it."""
+        """Records a trial's end; prints a line and returns False if another worker has done so."""
         try:
             if why:
                 taken.trial.set_user_attr(WHY, why)

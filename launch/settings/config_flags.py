@@ -136,7 +136,7 @@ def _check_readable(
     Args:
         experiment: the experiment with descriptions of its Keras objects.
         name: the name of the config.
-        own, imported, written: as for `tftpu.config.from_json`, before `get_config` was called.
+        own, imported, written: as for `tftpu.config.from_json`, listed before `get_config` runs.
     """
     for path in find_unreadable(experiment, own, imported, written):
         package, _, attribute = path.rpartition(".")
@@ -318,7 +318,7 @@ def _suggest_field(
 
 
 def _find_sources_with(field: str) -> list[str]:
-    """Returns the names of the sources of data that have a field."""
+    """Returns the names of tftpu's data classes that have a field."""
     from tftpu.input_pipelines import sources
 
     kinds: dict[str, Any] = {name: getattr(sources, name) for name in sources.__all__}

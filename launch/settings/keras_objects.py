@@ -199,7 +199,7 @@ def _from_description(value: KerasObject, name: str) -> Any:
 def _iterate_texts(value: Any) -> Iterator[str]:
     """Yields the texts of a description that Keras may read as the name of a registered object.
 
-    Classes with a module are left out, because `own_name` checks them.
+    Names of classes with a module are left out, because `own_name` checks them.
     """
     if isinstance(value, str):
         yield value

@@ -47,7 +47,7 @@ class Flag:
         shown: the default as the help shows it; "": the help shows no default.
         metavar: placeholder of the value in the help, such as "FILE".
         required: whether a command line without the flag is an error.
-        hint: returns further text for that error.
+        hint: a function that returns further text for that error.
         minimum: lowest value allowed; None if there is no limit.
         word: whether the value may be given without `--name`.
         several: whether the flag may be repeated, or several values given without its name.
@@ -252,7 +252,7 @@ class DeviceOptions:
             cluster.virtual_devices = self.virtual_devices
 
     def split_cpu(self, config: str | None) -> None:
-        """Splits the CPU before Keras objects of a config file start TensorFlow."""
+        """Splits the CPU into `virtual_devices` before a config file can start TensorFlow."""
         if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
             import_tensorflow()
             from tftpu.engines.tensorflow import cluster

@@ -100,7 +100,7 @@ def check_name(module: str) -> None:
 
 
 def prepare(code: OwnCode) -> None:
-    """Puts the folder first on `sys.path`; unloads modules of other folders with its names."""
+    """Puts the folder first on `sys.path`; unloads other folders' modules of the same names."""
     folder = str(code.folder)
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     importlib.invalidate_caches()
@@ -120,8 +120,8 @@ def prepare(code: OwnCode) -> None:
 def import_config(code: OwnCode) -> types.ModuleType:
     """Imports a config file that the user named, also if it was imported before.
 
-    See `prepare`. It records the file, because files of runs and searches may only name configs
-    that the user has named: see `has_been_named`.
+    Prepares the import with `prepare`, and records the file, because records of runs and searches
+    may only name configs that the user has named: see `has_been_named`.
     """
     note = _locate_note(code.file)
     # Without a home folder, the user has to name the file each time.
@@ -254,7 +254,7 @@ def validate(experiment: Experiment, data_shards: int | None = None) -> None:
         data_shards: see `Experiment.validate`.
 
     Raises:
-        UserError: the first mistake found, or another exception of a user's `validate`.
+        UserError: the first mistake found, or any exception of a user's `validate`.
     """
     experiment.validate_fields()
     with failures_of_class(experiment.data, "validate"):

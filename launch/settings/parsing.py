@@ -54,8 +54,8 @@ _PERIOD = "a time such as 30s, 5m, 2h or 7d"
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-class Incomplete(UserError):  # noqa: N818 (says what is missing)
-    """A command line without a flag that it needs."""
+class Incomplete(UserError):  # noqa: N818 (the line is incomplete)
+    """A command line that lacks a required flag."""
 
 
 def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyOptions:
@@ -119,7 +119,7 @@ def _split(
         if not is_override and flag is None:
             configs = [w.partition("=")[2] for w in named if w.startswith("--config=")]
             if not any(one.word and one.name == "workdir" for one in flags.values()):
-                configs = [*alone, *configs, ""]  # commands on runs take fields only with --config
+                configs = [*alone, *configs, ""]  # commands on runs need --config for overrides
             config = configs[0] if overridable and configs else None
             near = _suggest(name, [*flags], [*names], config)
             sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
@@ -134,7 +134,7 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        is_text = flag is not None and flag.metavar == "TEXT"  # the command checks for empty text
+        is_text = flag is not None and flag.metavar == "TEXT"  # commands check for empty text
         if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:

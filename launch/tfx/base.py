@@ -18,7 +18,7 @@ WEIGHTS = "assets.extra/tftpu.weights.h5"
 
 
 def write(model: keras.Model, folder: str) -> None:
-    """Writes the weights of a model into its SavedModel, under Keras's names."""
+    """Writes the weights of a model into its SavedModel, as a Keras weights file."""
     export.write_weights(model, {}, files.join(folder, WEIGHTS))
 
 
