@@ -244,7 +244,7 @@ def describe_losers(search: Search) -> list[str]:
             said = "its row may not be the best there"
             if place > 0 and least >= search.rank(search.list_best()[0]):
                 better = "cheaper" if search.goal.budget is None else "faster"
-                said = f"nothing there is {better} than the first row"
+                said += f", but nothing there is {better} than the first row"
             lines.append(f"  {first.slice}: {said}; {_format_least(search, first.slice)}")
     return lines
 
