@@ -460,7 +460,8 @@ def test_a_slice_that_cannot_be_cheaper_even_at_its_peak_is_said_to_be_so():
     search.record_known(known)
     search.choose_next()
     assert table.describe_losers(search) == [
-        "  b: nothing there is cheaper than the first row; at the chip's peak 1 h and $3.00 a run"
+        "  b: its row may not be the best there, but nothing there is cheaper than the first row; "
+        "at the chip's peak 1 h and $3.00 a run"
     ]
 
 
