@@ -271,7 +271,7 @@ def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
     """Converts a window of the upright image to the same window of the file's stored pixels.
 
     Args:
-        place: top, left, height, width of the part.
+        place: top, left, height, width of the window.
         size: height and width of the upright image.
         number: the orientation.
     """

@@ -106,7 +106,7 @@ def _decode_file(file: Tensor, data: "Images", rest: decode.Decode | None = None
 
 @skip_autograph
 def _standardize(images: Tensor, data: "Images") -> Tensor:
-    """Converts uint8 pixels to float32 of about zero mean and unit variance, static shape."""
+    """Converts uint8 pixels to float32 with a static shape, about zero mean, unit variance."""
     shape = (images.shape[0], data.image_size, data.image_size, data.channels)
     return tf.cast(tf.ensure_shape(images, shape), tf.float32) / 64.0 - 1.2
 

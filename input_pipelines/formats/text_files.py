@@ -53,7 +53,7 @@ _BEGINNINGS = {
     b"\xfe\xff": _UTF16,
     b"PK\x03\x04": _ARCHIVE,
 }
-_OTHER_DELIMITERS = (";", "\t", "|", ",")  # delimiters of tables with the wrong suffix
+_OTHER_DELIMITERS = (";", "\t", "|", ",")  # signs that a table has the wrong suffix
 _RENAME = (
     "Rename the field that holds the text, or name it: --field=content for `tftpu data convert`, "
     "--config.data.field=content for a config with Tokens."

@@ -67,7 +67,7 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
     with tempfile.TemporaryDirectory() as folder, open(log, "ab") as output:
         report = os.path.join(folder, "report.json")
         process = subprocess.Popen(
-            # -P: a folder `tftpu` in the working directory is not the package.
+            # -P: does not import a folder `tftpu` in the working directory.
             [sys.executable, "-P", "-m", "tftpu.launch.main", "preflight", *words]
             + [f"--slices={slice_name}", f"--json={report}"],
             stdin=subprocess.DEVNULL,

@@ -65,8 +65,8 @@ class DenseContainer(keras.layers.Layer):
     """A layer that contains dense layers, and whose config says which of them are quantized.
 
     Args:
-        forms: for each quantized dense layer, by name, the entries of its config that differ from
-            those of `build_dense`; from the config of a saved layer.
+        forms: the config entries that restore the quantization and LoRA of each quantized dense
+            layer, by the layer's name; from `get_config`.
     """
 
     def __init__(self, forms: dict[str, Any] | None = None, **kwargs: Any):

@@ -221,7 +221,7 @@ def list_tracked_metrics(model: keras.Model) -> list[keras.Metric]:
 
 
 def list_compiled_states(model: keras.Model) -> list[keras.Variable]:
-    """Returns the states of the compiled metrics, and of Keras's means for several losses."""
+    """Returns the states of compiled metrics, and of Keras's running means of several losses."""
     metrics = [bound.metric for bound in list_bound_metrics(model)]
     return [v for metric in (*metrics, *list_loss_means(model)) for v in metric.variables]
 

@@ -286,6 +286,6 @@ def _to_number(name: str, value: Any) -> float:
     array = ops.convert_to_numpy(value)
     if array.size != 1:
         raise UserError(
-            f"The log {name!r} of the model's own step has {array.size} numbers, not 1."
+            f"The log {name!r} of the model's own step must be a scalar, not {array.size} values."
         )
     return float(array.reshape(()))

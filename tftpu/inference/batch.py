@@ -18,7 +18,7 @@ from tftpu.tensors import Nest, ops
 
 _CALL_S = 0.1  # target duration of a call in seconds; no text can join during a call
 _SHORT = 4  # tokens that a call writes while prompts wait to be read
-_SPARE = 16  # number of calls with unused room, after which the state shrinks
+_SPARE = 16  # calls in a row with unused room, after which the state shrinks
 
 
 class Part(NamedTuple):

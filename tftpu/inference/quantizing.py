@@ -22,7 +22,7 @@ BITS = {"int8": 8, "int4": 4}
 SMALLEST = 256  # values; a smaller weight stays in float32
 # Number of values that share a 4-bit scale: the first of these that divides a channel.
 _GROUP = range(64, 31, -1)
-# Fractions of the largest value that are tried as the value of the largest integer, by bits.
+# Candidates for the value of the largest integer, as fractions of the largest weight, by bits.
 _TRIED = {8: np.ones(1), 4: np.linspace(1.0, 0.8, 17)}
 
 

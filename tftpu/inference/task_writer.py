@@ -188,7 +188,7 @@ class TaskBatch:
         self._before_compiling = before_compiling
         self._waiting: deque[tuple[Any, Row]] = deque()
         self._running: list[tuple[Any, Writing]] = []
-        self._rounds: Iterator[list[Part]] = iter(())  # holds the keys and values
+        self._rounds: Iterator[list[Part]] = iter(())  # keeps attention's keys and values
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(not text.ended for _, text in self._running)

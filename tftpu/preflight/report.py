@@ -175,7 +175,7 @@ def _translate(advice: str) -> str:
 
 
 def _describe_bases(compiled: list[SliceReport]) -> str:
-    """Returns the published times behind the ranges: "v6e: 2 train steps of 2 models"."""
+    """Counts the published times behind the ranges: "v6e: 2 train steps of 2 models"."""
     found = []
     for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
         basis = BASES[name]

@@ -160,8 +160,8 @@ class Facts:
     usd: float | None = None
 
 
-# The longest gap between two processes, in seconds, that counts as lost time if only clocks that
-# people can set measured it.
+# A longer gap in seconds between two processes, measured by a clock that people can set, does not
+# count as lost time.
 _LONGEST_GAP = 30 * 86_400.0
 
 

@@ -226,7 +226,7 @@ def evaluate_with(
     Args:
         callbacks: the Keras callbacks.
         model: the model that they see.
-        evaluate: a function from hooks for batches, or None, to the results.
+        evaluate: a function of batch hooks (or None) that returns the results.
         prints: whether to print the results.
     """
     listed = keras_internals.build_callback_list(list(callbacks), model, 1, 1)

@@ -204,7 +204,7 @@ class Feed:
         self._epoch = epoch
         self._gate: Gate | None = None
         self._within = False  # whether an epoch has begun and not ended
-        self._admitted = False  # whether the epoch was announced to the gate of the opened batches
+        self._admitted = False  # whether the gate has admitted the opened batches of the epoch
         if isinstance(dataset, PyBatches):
             dataset.end_epoch()  # Keras also ends an epoch before the first one
 

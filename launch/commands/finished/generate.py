@@ -200,7 +200,7 @@ def _print_lines(
 
 
 def _as_json(line: dict[str, Any]) -> str:
-    """Returns a line of JSON, with escapes for characters that standard output cannot show."""
+    """Returns a line of JSON, in ASCII if standard output cannot show all its characters."""
     found = json.dumps(line, ensure_ascii=False)
     try:
         found.encode(sys.stdout.encoding)

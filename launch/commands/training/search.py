@@ -71,7 +71,7 @@ def run(options: Options) -> None:
     Raises:
         UserError: a flag is missing or does not fit the search of the workdir, or no trial has
             succeeded.
-        SystemExit: a signal stopped the search; the same command continues it.
+        SystemExit: a signal stopped the search; the same command resumes it.
     """
     try:
         import matplotlib  # noqa: F401
@@ -103,7 +103,7 @@ def run(options: Options) -> None:
         report.write_result(plan, study, workdir)
         _show(plan, study, dimensions, workdir)
     if stopped:
-        print(f"tftpu: Stopped by {stopped}: the same command continues.", file=sys.stderr)
+        print(f"tftpu: Stopped by {stopped}: the same command resumes.", file=sys.stderr)
         sys.exit(ExitCode.PREEMPTED)
     if not report.rank_complete(plan, study.get_trials(deepcopy=False)):
         raise UserError("No trial is complete, so nothing was found: the reason is above.")
@@ -178,7 +178,7 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
 
 
 def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
-    """Returns the plan that the flags describe, and its config, after checks without data."""
+    """Returns the plan of the flags and its config, after the checks that need no data."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice

@@ -206,7 +206,7 @@ def test_a_search_that_is_asked_to_stop_saves_its_trials_and_resumes_them(number
         assert process.poll() is None
     os.kill(process.pid, number)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == 75 and "the same command continues" in output
+    assert process.returncode == 75 and "the same command resumes" in output
     assert table(str(tmp_path))[0]["told"] == 0
     again = started(*words)
     while "Resuming from the checkpoint" not in log.read_text():

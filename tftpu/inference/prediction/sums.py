@@ -47,7 +47,7 @@ def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
 
 
 def seal(record: Mapping[str, Any]) -> bytes:
-    """Returns the content of a JSON file with an object; it ends in the checksum of the rest."""
+    """Returns a record as the content of a JSON file that ends in a checksum of the rest."""
     return json.dumps({**record, _SEAL: _compute_checksum(record)}, indent=1).encode()
 
 

@@ -7,7 +7,7 @@ import orjson
 
 from tftpu.inference.server.served import Arrays
 
-# OpenAI's addresses; only the first two are served, where the model writes text.
+# Paths of OpenAI's API; the first two are served, and only by models that write text.
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 OPENAI = COMPLETIONS, MODELS, "/v1/chat/completions", "/v1/embeddings"
 SHOWN = 40  # most characters of a value, in messages

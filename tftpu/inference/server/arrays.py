@@ -172,7 +172,7 @@ def is_image_file(value: Any) -> bool:
 
 
 def _decode_pixels(value: Mapping[str, Any], given: Input) -> np.ndarray:
-    """Returns the pixels of an image file in base64."""
+    """Returns the pixels of a base64-encoded image file."""
     from PIL import Image, ImageOps
 
     if not _is_of_images(given):

@@ -193,7 +193,7 @@ class Pricing:
 def _choose_kind(
     instruction: Instruction, within: collectives.Within, on_sparse_core: bool
 ) -> Kind:
-    """Returns the kind of an instruction from all the instructions that it runs."""
+    """Classifies an instruction by all the instructions that it runs."""
     if instruction.opcode == "custom-call":
         is_kernel = 'custom_call_target="tpu_custom_call"' in instruction.rest
         return "kernel" if is_kernel else "custom call"

@@ -75,12 +75,12 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """The published times of a generation, from which the ranges of predictions follow.
+    """Counts of the published times of a generation, and the ranges of its predictions.
 
     Attributes:
         steps: number of train steps.
         models: number of models in these steps.
-        operations: number of single products, copies and exchanges.
+        operations: number of operations that were measured alone.
         low: the shortest time in the printed range, as a share of the prediction.
         high: the longest time in that range, likewise.
     """

@@ -23,7 +23,7 @@ _SEEDS = tf.int32.max - 1
 
 @contextlib.contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Gives variables created in the block TensorFlow's random initial values for their seeds."""
+    """Initializes variables that the block creates as TensorFlow would with the same seeds."""
     with keras_internals.random_initial_values(_compute_value):
         yield
 
