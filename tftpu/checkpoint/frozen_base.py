@@ -112,7 +112,7 @@ class Base:
         found = self.digest
         if saved == found:
             return
-        del self.digest  # the user may load the right weights next
+        del self.digest  # computed again, as the user may load the right weights
         raise UserError(
             f"The adapters in {workdir!r} were trained with weights whose digest is {saved}, but "
             f"the digest of the model's weights is {found}. Load the weights that the adapters "

@@ -219,7 +219,7 @@ def list_steps(checkpoints: str) -> list[int]:
 
 
 class _Summed:
-    """An iterable of the bytes of blocks, in pieces, that records their sizes and checksums."""
+    """An iterable over the bytes of a file's blocks; records each block's size and checksum."""
 
     def __init__(self, blocks: Blocks):
         self._blocks = blocks

@@ -35,7 +35,7 @@ from tftpu.storage.own_files import OwnFile
 
 _log = logging.getLogger(__name__)
 
-State = dict[str, Any]  # JSON
+State = dict[str, Any]  # the host's state, as JSON
 
 
 class Restored(NamedTuple):
@@ -320,7 +320,7 @@ class Checkpoints:
             self.newest = step
 
     def _mark_best(self, step: int, best: Best) -> None:
-        self._best.take(step=int)  # renames a damaged file
+        self._best.take(step=int)  # renames a damaged file, which the write would replace
         record = {"step": step, **best._asdict()}
         self._best.write(json.dumps(record).encode())
 

@@ -74,7 +74,7 @@ class Writing:
         with self._announcing(exchange, "ended"):
             try:
                 listed = manifest.write_files(self._folder, self._collect_chief_contents())
-            finally:  # the other hosts report, whatever happened on the chief
+            finally:  # the other hosts report even if the chief could not write
                 reports = exchange.collect(self._format_name("written"), "")[1:]
             for host, report in enumerate(map(json.loads, reports), start=1):
                 listed |= self._check_seen(host, report)

@@ -18,7 +18,7 @@ _KERAS = {
     *("keras.optimizers.schedules", "keras.quantizers", "keras.random", "keras.regularizers"),
     "keras.src.models.functional",
 }
-# Plain values that Keras describes as objects. `__lambda__` is missing: it holds bytecode.
+# Keras's class names for plain values in descriptions; without `__lambda__`, which is bytecode.
 _VALUES = ("__bytes__", "__ellipsis__", "__keras_tensor__", "__numpy__", "__slice__", "__tensor__")
 _PUBLIC_FUNCTION = re.compile(
     r"(?:keras(?:\.src)?\.(activations|losses|metrics|ops)|tftpu\.optim\.(?:losses|metrics))"

@@ -130,7 +130,7 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
 
 
 def _find_inner(kind: FieldType, containers: tuple[Any, ...], place: int) -> FieldType:
-    """Returns the declared type of a container's elements, the type at `place` in the brackets."""
+    """Returns the element type that a container's declaration has at `place` in its brackets."""
     found = (option.parts[place] for option in kind.options if option.container in containers)
     return next(found, UNDECLARED)
 
@@ -174,9 +174,9 @@ def find_unreadable(
             for path in names_in(part):
                 module, _, name = path.rpartition(".")
                 found = _look_up(path, own)
-                # Keras calls a function that is named inside a description, with arguments from the
-                # file. A function that is itself the loss or the metric is called with labels and
-                # predictions only.
+                # Keras would call a function named inside a description with arguments from the
+                # file, but calls a function that is itself the loss or the metric only with labels
+                # and predictions.
                 if isinstance(part, Function):
                     is_kind, is_allowed = type(found) is types.FunctionType, name in written
                 else:
@@ -189,7 +189,7 @@ def find_unreadable(
 def find_unreadable_classes(
     value: Any, own: Collection[str], imported: Collection[str]
 ) -> Iterator[type]:
-    """Yields the classes of configs whose modules are not loaded when `from_json` reads them.
+    """Yields the config classes that `from_json` cannot read, as their modules are not loaded.
 
     Args:
         value: a part of an experiment, or several in a tuple.

@@ -95,7 +95,7 @@ def _compare(copy: Any, value: Any, place: str) -> str | None:
 
 def _describe(value: Any) -> Any:
     """Returns a representation of a value, the same for every value with the same meaning."""
-    if isinstance(value, types.FunctionType):  # constructors may define functions anew
+    if isinstance(value, types.FunctionType):  # each call of a constructor may define a new one
         held = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
         return value.__code__, held
     if keras.ops.is_tensor(value) or isinstance(value, np.generic):

@@ -165,7 +165,7 @@ def _compute_in_use(arrays: Iterable[Array], count: int) -> list[int]:
 
 
 def _find_layer(instruction: Instruction, layers: dict[str, str], step: LoweredStep) -> str:
-    """Returns the layer of an instruction, also of one without time, which `layers` lacks."""
+    """Returns the layer of an instruction; `layers` lacks the instructions that take no time."""
     return layers.get(instruction.name) or step.find_layer_path(instruction.op_name) or "(no layer)"
 
 

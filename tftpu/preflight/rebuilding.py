@@ -141,7 +141,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _has_own_compile(kind: type) -> bool:
-    """Returns whether a class has its own `compile`, which Keras does not call for a copy."""
+    """Returns whether Keras's `compile_from_config` skips a class, due to its own `compile`."""
     own = kind.compile is not keras.Model.compile
     return own and kind.compile_from_config is keras.Model.compile_from_config
 

@@ -80,7 +80,7 @@ def refuse_batch_argument(batch: Any) -> None:
     if not leaves and not (number and batch >= 1):
         raise UserError(f"batch={batch!r}: {_BATCH}.")
     for leaf in leaves:
-        if not hasattr(leaf, "shape"):  # tf.TypeSpecs and all arrays have one
+        if not hasattr(leaf, "shape"):  # arrays and `tf.TensorSpec`s have one
             given = f"batch={batch!r}" if len(repr(batch)) < 40 else f"The batch has {leaf!r} in it"
             raise UserError(f"{given}: {_BATCH}. np.asarray makes arrays of lists.")
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU":

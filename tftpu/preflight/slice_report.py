@@ -62,7 +62,7 @@ class SliceReport:
         host_bytes: bytes that the program of a device keeps in its host's memory.
         host_limit_bytes: bytes of its host's memory for each device; None if it is not known.
         largest_tensors: the largest arrays in HBM.
-        largest_per_core_batch: if neither the step nor a change that keeps the update fits, the
+        largest_per_core_batch: if neither the step nor a change with the same update fits, the
             largest per-core batch that fits; 0 if none does.
         smallest_failing_batch: likewise the smallest tried per-core batch that does not fit.
         step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
@@ -76,7 +76,7 @@ class SliceReport:
         mfu: model FLOPs divided by what the bfloat16 peak allows in the predicted time.
         bytes_accessed: HBM traffic.
         arithmetic_intensity: FLOPs per byte.
-        bound: "compute" or "memory".
+        bound: what limits the time of the step, "compute" or "memory".
         estimated_cycles: the compiler's estimate over all iterations of loops, before calibration.
         usd_per_1000_steps: price of 1,000 steps on the whole slice. The other prices, hours and
             energies are those of the whole slice, too.
@@ -84,7 +84,7 @@ class SliceReport:
         by_layer: time by layer, the longest first.
         by_kind: time by kind of work, the longest first.
         top_instructions: the instructions that take the longest.
-        lints: findings that make the step slow.
+        lints: findings about the step, such as avoidable causes of lost time.
         advice: if the step does not fit, changes that help.
         plots: the data of the plots on a page: memory curve, roofline and collectives.
     """
@@ -364,7 +364,7 @@ def count_parts(mesh: str, devices: int) -> int:
 
 
 def _find_more_devices(state: int, target: Slice) -> Slice | None:
-    """Returns the smallest larger slice whose devices hold their shares of a state, or None."""
+    """Returns the smallest slice of more devices that has room for a state, or None."""
     same = [name for name in list_names() if name.startswith(f"{target.generation.name}-")]
     larger = (s for s in map(parse_slice, same) if s.replicas > target.replicas)
     room = ROOM * target.generation.hbm_limit

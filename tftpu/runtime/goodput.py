@@ -117,7 +117,7 @@ class Clock:
         return self._examples / self._loops if self._loops else 0.0
 
     def compute_window_rate(self) -> float:
-        """Returns the examples per second since the last call, or of the run if no loop ended."""
+        """Returns the examples per second since the last call; of the run if no loop ended."""
         rate = self.compute_current_rate()
         self._window = (self._examples, self._loops)
         return rate
@@ -209,7 +209,7 @@ class Record:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Record":
-        """Builds a record from a JSON object that has `_FIELDS`; other values may be damaged."""
+        """Builds a record from a JSON object with valid `_FIELDS`; drops other damaged values."""
         facts: dict[str, Any] = {f.name: _parse_number(record.get(f.name)) for f in fields(Facts)}
         for name in ("step", "steps", "global_batch_size", "chips"):
             facts[name] = facts[name] if facts[name] is None else int(facts[name])
@@ -241,10 +241,10 @@ class Account:
 
     Attributes:
         clock: the clock of this process.
-        facts: the facts last written.
+        facts: the progress of the run that was last written.
         reached: the last step known to have been trained, by this process or an earlier one.
         repeated_steps: steps trained more than once.
-        continues: whether an earlier process has an account.
+        continues: whether an earlier process wrote an account in the workdir.
     """
 
     def __init__(self, workdir: str | None, clock: Clock):
@@ -262,7 +262,7 @@ class Account:
             self._lost = _measure_gap(earlier, clock.measure_wall())
         self._earlier_seconds = earlier.seconds if earlier else dict.fromkeys(PARTS, 0.0)
         self._earlier_restarts = earlier.restarts if earlier else 0
-        # A process that trains no step, such as one that resumes a finished run, keeps the facts.
+        # A process that trains no step, as after the end of the run, keeps the earlier facts.
         self.facts = self._earlier_facts = earlier.facts if earlier else Facts()
         self.repeated_steps = earlier.repeated_steps if earlier else 0
         self.reached = self.facts.step or 0
@@ -382,7 +382,7 @@ def _measure_gap(earlier: Record, age: float) -> float:
     """
     if earlier.boot and earlier.boot == _read_boot_id():
         return max(0.0, _read_uptime() - age - earlier.uptime)
-    # Another machine, or this one after a restart: only clocks that people set can tell the gap.
+    # Another machine, or this one after a restart: only clocks that people set can measure it.
     gap = time.time() - age - earlier.updated
     if gap > _LONGEST_GAP:
         _log.warning(

@@ -47,7 +47,7 @@ class Task:
 
 
 def read_task() -> Task:
-    """Reads this process's task from TF_CONFIG; that of a single process if it is not set.
+    """Reads this process's task from TF_CONFIG, without which the process trains alone.
 
     Raises:
         UserError: TF_CONFIG cannot be parsed, names tasks other than a chief and workers, or has

@@ -1,4 +1,4 @@
-"""Ends the process at once, from any thread, and erases a live line from its terminal."""
+"""Ends the process at once, from any thread; erases a line of progress from its terminal."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ _live_on: set[int] = set()  # descriptors of terminals whose cursor is at the st
 
 
 def note_live_line(descriptor: int) -> None:
-    """Notes that a terminal shows a live line, which `exit_at_once` is to erase."""
+    """Notes that a terminal shows a live line of progress, which `exit_at_once` is to erase."""
     _live_on.add(descriptor)
 
 

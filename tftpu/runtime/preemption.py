@@ -183,7 +183,7 @@ class PreemptionNotice:
 def exit_on_notice() -> Iterator[None]:
     """Exits with code 75 on SIGTERM within the block, for code that has nothing to save.
 
-    The code tells the launcher of a machine preempted during a start to run the command again.
+    By this code, a launcher knows that the machine was preempted, and runs the command again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

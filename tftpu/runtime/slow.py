@@ -54,6 +54,6 @@ def _count_seconds(doing: str, descriptor: int, ended: threading.Event) -> None:
     start, after = time.monotonic(), _FIRST
     with open(descriptor, "w") as shown:  # closes the descriptor
         while not ended.wait(start + after - time.monotonic()):
-            with contextlib.suppress(OSError):  # a closed pipe
+            with contextlib.suppress(OSError):  # standard error may be a closed pipe
                 print(f"{doing}: {time.monotonic() - start:.0f} s so far", file=shown, flush=True)
             after += min(after, _LONGEST)

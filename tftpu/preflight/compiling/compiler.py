@@ -155,7 +155,7 @@ def _convert_step(step: LoweredStep) -> bytes:
     """Returns a step's program as StableHLO.
 
     Raises:
-        UserError: an op gets operands that XLA does not take.
+        UserError: an op gets operands that XLA does not accept.
     """
     try:
         return _to_stablehlo(step.program)
@@ -217,8 +217,8 @@ def _use_hardware_generator(block: Any, jax: Internals) -> None:
 
     The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
     TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc), which is much cheaper and has
-    a state of two numbers in libtpu, on all generations. The new state is not computed: ops with a
-    seed do not read it.
+    a state of two numbers in libtpu, on all generations. Uses of the resulting state get the old
+    one, because ops with a seed ignore it.
     """
     for op in list(block.operations):
         for region in op.operation.regions:

@@ -60,7 +60,7 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Adds advice on changes that fit to the report; for mesh="auto", returns a finer mesh's.
+    """Returns the report with advice on changes that fit, or a finer mesh's for mesh="auto".
 
     Raises:
         UserError: a change has no result: the time limit passed, or the compiler crashed.
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report for a finer mesh, whose advised flags include that of the mesh."""
+    """Returns the report for a finer mesh; adds the flag of the mesh to the flags it advises."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]
@@ -153,13 +153,13 @@ def suggest_recomputing(
 def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
     """Adds the needed memory, and changes that fit, to the report of a step that does not fit.
 
-    Smaller batches, up to a dozen, are tried only if no change that keeps the update fits.
+    Smaller batches, up to a dozen, are tried only if no change with the same weight update fits.
     """
     per_core = report.per_core_batch
     limit = target.generation.hbm_limit
     needs, limit = advise.parse_memory_error(report.error) or (2 * limit, limit)
     report.hbm_bytes = needs
-    with ThreadPoolExecutor(2, "changes") as pool:  # a compiler keeps one core busy
+    with ThreadPoolExecutor(2, "changes") as pool:  # at once, as each compiler uses one core
         accumulates = pool.submit(_suggest_accumulation, examiner, target, per_core, needs)
         recomputes = pool.submit(suggest_recomputing, examiner, target, per_core)
     found, errors = [], []

@@ -65,7 +65,7 @@ def _check(
     slices: Iterable[str],
     options: PreflightOptions | None,
 ) -> Report:
-    """Implements `check`, which removes the frames from here on from tracebacks."""
+    """Implements `check`, whose tracebacks leave out the frames from here on."""
     targets = request.parse_slices(slices)
     options = PreflightOptions() if options is None else options
     request.refuse_options(options)
@@ -133,7 +133,7 @@ def _check(
 
 
 def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -> str:
-    """Returns the policy to build under: a model's own, or that of the options for a function."""
+    """Returns the dtype policy for building: a model's, or for a function that of the options."""
     policy = choose_policy(options.precision, "tpu")
     if not isinstance(model, keras.Model):
         return policy

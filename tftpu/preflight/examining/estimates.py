@@ -44,7 +44,7 @@ def estimate_slices(examiner: Examiner, targets: Iterable[Slice]) -> Iterator[st
 
 
 def _list_until_one_holds(examiner: Examiner, target: Slice) -> list[Examiner]:
-    """Returns this examiner and those of finer meshes, up to the first that holds the state."""
+    """Returns this examiner and those of finer meshes, up to the first where the state fits."""
     tried: list[Examiner] = [examiner]
     for finer in examiner.list_finer(target):
         if tried[-1].holds_state(target):

@@ -261,7 +261,7 @@ def count_tokens(batch_spec: Nest) -> int | None:
 
 
 def _add_advice(error: str, target: Slice) -> str:
-    """Returns the compiler's error, with advice if the cause is a kernel inside the model."""
+    """Returns the compiler's error, with advice if the cause is one of the model's kernels."""
     kernel = "A kernel inside the model (its attention has one unless it is plain)"
     generation = target.generation.name
     if KERNEL_MEMORY in error:

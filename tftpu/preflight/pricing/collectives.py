@@ -23,7 +23,7 @@ HOP_SECONDS = 1e-6  # latency between neighbouring chips, in seconds
 NETWORK_SECONDS = 1e-4  # latency of an exchange between hosts, in seconds
 
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# The compiler writes which algorithm it chose. These two use a single ring, whatever the torus has.
+# The algorithms, of those that the compiler states, that use one ring and thus only two links.
 _SINGLE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'

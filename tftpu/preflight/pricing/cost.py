@@ -180,7 +180,7 @@ def _find_large_tensors(
         given = instruction.opcode == "parameter" and computation is module.entry
         if (not given and instruction.opcode in FREE) or instruction.opcode.endswith("-done"):
             continue
-        if instruction.match_attribute(_ALLOCATES):  # the array counts where it is filled
+        if instruction.match_attribute(_ALLOCATES):  # its array is listed with the op that fills it
             continue
         layer = (
             step.arguments[int(instruction.argument)] if given else find_layer(instruction, step)

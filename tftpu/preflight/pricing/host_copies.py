@@ -7,7 +7,7 @@ layouts, the memory of the host is memory space 5.
 from tftpu.preflight.program.hlo import COPIES, Computation, Instruction, Tensor
 from tftpu.tpu.slices import Slice
 
-LINK = "host"  # the link does one copy at a time: see `collectives.Timeline`
+LINK = "host"  # a link of `collectives.Timeline`: one copy at a time
 _STARTS = (*COPIES, "async-start")
 
 

@@ -23,7 +23,7 @@ from tftpu.tpu.slices import Slice
 _GROUPS = re.compile(r"(?:feature|batch)_group_count=(?!1\b)\d")
 _REST = "(rest of the step)"
 _KEPT = "(what a loop over blocks keeps)"
-SPARSE_CORE = "sparse core"  # it does one thing at a time: see `collectives.Timeline`
+SPARSE_CORE = "sparse core"  # a link of `collectives.Timeline`: one operation at a time
 _RUN = ("fusion", "async-start", "call", "custom-call")
 _FREE_CALLS = ("X64", "ConcatBitcast", "AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 

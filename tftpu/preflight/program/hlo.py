@@ -294,7 +294,7 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
         nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
-        elif user.opcode in _SAME_PLACE:  # what is read of its result counts; dtypes may differ
+        elif user.opcode in _SAME_PLACE:  # reads as much as its own users, in another dtype
             part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))

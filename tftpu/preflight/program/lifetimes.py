@@ -189,7 +189,7 @@ class Lifetimes:
             made = self._create_value(instruction, [shape[0], *shape[2:]])
             return _Value([made[0], *flat[:1], *made[1:]])
         if opcode == "send" or (opcode.endswith("-start") and len(shape) > len(flat)):
-            # These instructions return their operands as well.
+            # Their results begin with the operands.
             passed = flat[:1] if opcode == "send" else flat
             made = self._create_value(instruction, shape[len(passed) :])
             return _Value([*passed, *made], 0 if opcode == "send" else len(passed))
@@ -202,8 +202,8 @@ class Lifetimes:
     def _visit_updated(self, instruction: Instruction, operands: "list[_Value]") -> "_Value":
         """Returns the arrays of an `async-update`: (operands, result, context).
 
-        If the operands are passed to the update, the work begins with it, and it creates the
-        result. It shares the context with its start, as its aliases show.
+        An update with operands begins the work and creates the result, but shares the context
+        with its `async-start`, as the aliases of the update show.
         """
         given = [leaf for operand in operands[1:] for leaf in operand.leaves]
         if not given:

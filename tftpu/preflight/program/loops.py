@@ -1,10 +1,10 @@
 """How often the instructions of a program run: the trip counts of its loops.
 
 The body and the condition of a loop take its state, a tuple. Its trip count is the compiler's own,
-if it recorded one. Otherwise the condition compares a counter, which the
-body increases by a constant, with a bound. Both may come from another loop, as the bound of a
-backward pass does from the counter of the forward pass, and the comparison may be in a
-computation that the condition calls.
+if it recorded one. Otherwise the condition compares a counter, which the body increases by a
+constant, with a bound. Both may come from another loop, as the bound of a backward pass does from
+the counter of the forward pass, and the comparison may be in a computation that the condition
+calls.
 """
 
 import re
