@@ -46,7 +46,7 @@ class Restored(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A checkpoint in host memory, which is not assigned yet."""
+    """A checkpoint in host memory, whose values are not assigned to the leaves yet."""
 
     restored: Restored
     found: list[Found]

@@ -29,7 +29,7 @@ class FieldType(NamedTuple):
 
     @property
     def options(self) -> tuple["FieldType", ...]:
-        """The types of a union, or a tuple of this type itself."""
+        """The types of a union; for any other type, a tuple with only that type."""
         return self.parts if self.container is typing.Union else (self,)
 
     @property

@@ -38,7 +38,7 @@ PARTS = {
 }
 
 # The states of a run. If a run was preempted, failed or was killed, the time until its next start
-# is lost. After the other states, it belongs to no part.
+# is lost. After the other states, that time belongs to no part.
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 PREEMPTED, FAILED = "preempted", "failed"
 

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# The graph optimizer reports an error if it leaves a graph unchanged, which is not a failure.
+# meta_optimizer.cc reports an error if it leaves a graph unchanged, which is not a failure.
 _NOTES = (b"I0000 ", b"before absl::InitializeLog", b" meta_optimizer.cc:")
 
 

@@ -73,7 +73,7 @@ class PreemptionNotice:
         self._ours, self._kernels = socket.socketpair()
         self._kernels.setblocking(False)
         if threading.current_thread() is threading.main_thread():
-            # C code then writes the signal's number to the socket, even while Python is busy.
+            # Python's C handler writes the signal's number to the socket, even in a device loop.
             self._previous_descriptor = signal.set_wakeup_fd(
                 self._kernels.fileno(), warn_on_full_buffer=False
             )
@@ -126,7 +126,7 @@ class PreemptionNotice:
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
             if fetch_maintenance_event():
-                with contextlib.suppress(OSError):  # the socket closes at the block's end
+                with contextlib.suppress(OSError):  # the socket may be closed: the block has ended
                     self._kernels.send(bytes([_MAINTENANCE]))
                 return
 

@@ -70,7 +70,7 @@ class Phase:
 
 
 class Progress:
-    """The phases that run now, shown on standard error while the object is a context.
+    """The phases that run now, shown on standard error within its `with` block.
 
     Several may run at once. A separate thread shows them, because tracing keeps the caller busy.
     """

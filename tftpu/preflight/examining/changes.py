@@ -47,7 +47,7 @@ def examine(
     if report.mesh and examiner.options.mesh == AUTO:
         said = said.replace(":", f" with mesh={report.mesh}:", 1)
     if report.largest_per_core_batch is not None and not examiner.list_finer(target):
-        return report  # no change of the batch helps, and there is no mesh to try
+        return report  # no batch fits, and there is no finer mesh to try
     progress.print_unless_over(
         f"{said}; looking for a change that makes it fit: first changes that keep "
         "the update, then smaller batches (Ctrl-C ends the search and prints its results)"
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report for a finer mesh; adds the flag of the mesh to the flags it advises."""
+    """Returns the report for a finer mesh; adds the flag of the mesh to advised flags."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]

@@ -216,8 +216,8 @@ class _Frame:
     """The area of a plot with axes.
 
     Args:
-        width, height: of the whole plot.
-        right: margin at the right.
+        width, height: the size of the whole plot, margins included.
+        right: the width of the right margin.
     """
 
     def __init__(self, width: int, height: int, right: int = _RIGHT):
@@ -297,7 +297,7 @@ def _draw_loop(frame: _Frame, first: float, last: float, times: int | None) -> s
 
 
 def _draw_slanted(shown: str, start: tuple[float, float], end: tuple[float, float]) -> str:
-    """Returns a text above the middle of a line."""
+    """Returns a text above the middle of a sloping line, and parallel to it."""
     (x1, y1), (x2, y2) = start, end
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
     x, y = (x1 + x2) / 2, (y1 + y2) / 2

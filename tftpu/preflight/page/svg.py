@@ -32,7 +32,7 @@ def format_text(content: object) -> str:
 
 
 def draw_label(content: str, x: float, y: float, class_: str = "", **attributes: object) -> str:
-    """Returns a text of a plot."""
+    """Returns a text element of a plot."""
     return build_element("text", format_text(content), x=x, y=y, class_=class_, **attributes)
 
 
@@ -65,7 +65,7 @@ def plot(
 
 
 def format_path(points: list[tuple[float, float]], closed: bool = False) -> str:
-    """Returns the `d` of a path through points."""
+    """Returns the `d` attribute of a path through points."""
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points) + ("Z" if closed else "")
 
 

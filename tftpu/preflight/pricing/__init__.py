@@ -1,1 +1,1 @@
-"""Prices a compiled program: time by instruction, exchange, copies to the host, cost of a step."""
+"""Prices a compiled program: time of instructions, collectives and host copies; cost of a step."""

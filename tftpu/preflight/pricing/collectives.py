@@ -23,7 +23,7 @@ HOP_SECONDS = 1e-6  # latency between neighbouring chips, in seconds
 NETWORK_SECONDS = 1e-4  # latency of an exchange between hosts, in seconds
 
 _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# The algorithms, of those that the compiler states, that use one ring and thus only two links.
+# Matches the names of two algorithms that use one ring, and so only two links of a chip.
 _SINGLE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
@@ -225,7 +225,7 @@ def _read_numbers(text: str) -> list[int]:
 
 
 class Timeline:
-    """The timeline of one run of a computation: its instructions, and the concurrent exchange.
+    """The timeline of one run of a computation: its instructions, and concurrent exchanges.
 
     Exchanges over one link take turns, in the order in which they start. The links are "slice",
     "network" (between slices), `host_copies.LINK` and `instructions.SPARSE_CORE`.
@@ -257,7 +257,7 @@ class Timeline:
         return key in self._ends
 
     def wait(self, key: str) -> float:
-        """Waits for the end of an exchange; returns the seconds for which nothing else ran."""
+        """Waits for the end of an exchange; returns the seconds that the wait takes."""
         waited = max(0.0, self._ends.pop(key, self._now) - self._now)
         self._now += waited
         return waited

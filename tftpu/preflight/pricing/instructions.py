@@ -181,7 +181,7 @@ class Pricing:
             timeline.start(key, seconds, "network" if between else "slice")
             timeline.run(work)
             return kind if work else "collective", work
-        if timeline.is_running(key):  # other instructions work while the collective continues
+        if timeline.is_running(key):  # does other work while the collective continues
             timeline.run(work)
             return kind, work
         # A fused all-reduce is a reduce-scatter: each device keeps one shard of the sum.

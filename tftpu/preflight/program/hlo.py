@@ -294,7 +294,7 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
         nested = _find_fused(module, user)
         if user.opcode in _READ_IN_PART and user.operands[0] == name:
             parts.append(user.shape[0].bytes)
-        elif user.opcode in _SAME_PLACE:  # reads as much as its own users, in another dtype
+        elif user.opcode in _SAME_PLACE:  # reads only what its users read; dtypes may differ
             part = _count_part_read(module, inner, user.name)
             ratio = inner[name].shape[0].item / user.shape[0].item
             parts.append(None if part is None else math.ceil(part * ratio))
@@ -377,7 +377,7 @@ def _count_convolution_macs(
 def _count_positions(
     out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int
 ) -> int:
-    """Returns how many (output, kernel) positions along an axis do not meet padding."""
+    """Counts the pairs of output and kernel positions along an axis that read an input element."""
     last = (n - 1) * spread
     return sum(
         0 <= at <= last and at % spread == 0

@@ -78,7 +78,7 @@ class Lifetimes:
         self.arrays = list(self._iterate_arrays())
 
     def _iterate_arrays(self) -> Iterator[Array]:
-        """Yields one array for all leaves that share it."""
+        """Yields an array for each group of leaves that share one."""
         names: dict[int, list[str]] = {}
         for leaf in self._made:
             names.setdefault(id(leaf.top), []).append(leaf.maker.name)

@@ -181,7 +181,7 @@ class Runs:
     def _find_element(
         self, source: Instruction, computation: Computation, index: int
     ) -> int | None:
-        """Returns an element of a tuple, a loop's result or its state; None if it is unknown."""
+        """Returns a number in a loop's result, or a constant one in its state; None if unknown."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
             return self._find_kept(loop, outside, index)
@@ -218,7 +218,7 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
 
 
 def _find_added(operand: Instruction, body: Computation) -> int | None:
-    """Returns the number that a body adds to its counter, or the larger of two alternatives.
+    """Returns the number that a body adds to its counter, the larger of two if it may add either.
 
     A loop whose counter may also stand still, to repeat an iteration, runs at least as often.
     """
