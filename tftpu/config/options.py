@@ -19,7 +19,7 @@ WRITERS = ("mlflow", "wandb", "hypertune")
 LONGEST = 1e7  # most seconds of a watchdog, about four months
 
 
-@dataclasses.dataclass(kw_only=True)  # so that fields stand in the order of the reference pages
+@dataclasses.dataclass(kw_only=True)  # the order of fields matters only for the reference pages
 class TrainConfig:
     """The options of training: of a `Trainer`, and of an experiment.
 

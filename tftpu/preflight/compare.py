@@ -70,7 +70,7 @@ def _format_title(named: Named) -> str:
 def _compare_slice(
     before: SliceReport, after: SliceReport, first: Report, second: Report
 ) -> list[str | Table]:
-    """Returns the tables of one slice."""
+    """Returns the tables that compare the two reports of one slice."""
     table = _build_table(after.slice)
     states = [describe_verdict(before), describe_verdict(after)]
     if states != ["fits", "fits"]:
@@ -100,7 +100,7 @@ class _Row(NamedTuple):
     shown_change: Callable[[float], str] | None = None
 
     def format_cells(self) -> tuple[str, ...]:
-        """Returns the cells of a table."""
+        """Returns the row's cells: its name, both figures, their difference and a note."""
         values = ("-" if v is None else self.shown(v) for v in (self.before, self.after))
         return (f"  {self.name}", *values, self._format_difference(), self.note)
 

@@ -111,7 +111,7 @@ def _to_spec(value: Any) -> Any:
 
 
 def _is_sparse(loss: Any) -> bool:
-    """Returns whether the labels of a compiled loss are class numbers."""
+    """Returns whether the labels of a compiled loss are class ids."""
     return "sparse" in _read_name(loss)
 
 

@@ -73,7 +73,7 @@ class SliceReport:
         tokens_per_second: on the whole slice, if each token of an example has a label.
         flops: FLOPs of the program's dots and convolutions, over all iterations of loops.
         model_flops: FLOPs of the products with weights, forward and backward, that the model needs.
-        mfu: model FLOPs divided by what the bfloat16 peak allows in the predicted time.
+        mfu: `model_flops` divided by the FLOPs of the bfloat16 peak in the predicted time.
         bytes_accessed: HBM traffic.
         arithmetic_intensity: FLOPs per byte.
         bound: what limits the time of the step, "compute" or "memory".
@@ -173,7 +173,7 @@ def describe_use(report: SliceReport) -> str:
 
 
 def format_step(seconds: float, usd_per_1000_steps: float | None) -> str:
-    """Returns the time of a step, and the price of a thousand if it is known."""
+    """Returns the time of a step, and the price of a thousand steps if it is known."""
     price = "" if usd_per_1000_steps is None else f", {format_price(usd_per_1000_steps)} per 1,000"
     return f"{format_duration(seconds)} per step{price}"
 

@@ -251,7 +251,7 @@ def _fetch_metadata(path: str) -> str | None:
 
 
 def _is_interactive() -> bool:
-    """Returns whether this is a notebook or a console, whose process must not be ended."""
+    """Returns whether this process is a notebook or console, which must not be ended."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
 
 

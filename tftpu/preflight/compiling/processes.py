@@ -121,7 +121,7 @@ class Processes:
             if not self._has_room(need):
                 with self.progress.show_phase(f"waiting for another compiler to end, {text}"):
                     while not self._has_room(need):
-                        self._changed.wait(1.0)  # at most, as other programs free memory, too
+                        self._changed.wait(1.0)  # looks again: other programs may free memory
             if self._is_stopped():
                 raise StoppedError
             process = subprocess.Popen(

@@ -240,7 +240,7 @@ class Examiner:
         return compile_program(step, target, chosen, limit, verbose, self.processes, text)
 
     def format_step(self, seconds: float, target: Slice) -> str:
-        """Returns the time of a step and the price of a thousand on a slice."""
+        """Returns the time of a step and the price of a thousand steps on a slice."""
         return format_step(seconds, 1000 * seconds * find_usd_hour(target, self.options) / 3600)
 
 
