@@ -189,7 +189,7 @@ class Lifetimes:
             made = self._create_value(instruction, [shape[0], *shape[2:]])
             return _Value([made[0], *flat[:1], *made[1:]])
         if opcode == "send" or (opcode.endswith("-start") and len(shape) > len(flat)):
-            # Their results begin with the operands.
+            # The results of these instructions begin with the operands.
             passed = flat[:1] if opcode == "send" else flat
             made = self._create_value(instruction, shape[len(passed) :])
             return _Value([*passed, *made], 0 if opcode == "send" else len(passed))

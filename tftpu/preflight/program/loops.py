@@ -206,7 +206,7 @@ def _find_root(computation: Computation) -> Instruction:
 
 
 def _index(element: Instruction) -> int:
-    """Returns the index of an element of a tuple."""
+    """Returns the index that a `get-tuple-element` selects."""
     return int(element.match_attribute(r"index=(\d+)") or 0)
 
 
