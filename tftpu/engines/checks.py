@@ -127,7 +127,7 @@ def refuse_updates(
 
 
 def refuse_assigned(variable: keras.Variable) -> None:
-    """Raises `UserError` for a weight that a layer computes from the batch or from noise."""
+    """Raises `UserError` for a weight that a layer sets to a value from the batch or from noise."""
     raise UserError(
         f"A layer assigns its weight {variable.path!r} a value that depends on the batch or on "
         "random numbers. These differ between devices, so the devices would train different "
@@ -300,7 +300,7 @@ def _refuse_compiled_parts(model: keras.Model) -> None:
     """
     arguments = keras_internals.compile_arguments(model)
     parameters = inspect.signature(type(model).compile).parameters.values()
-    # Arguments whose default is a string, for example box_loss="auto".
+    # Arguments that `compile` fills in itself have a string as default: box_loss="auto".
     own = [p.name for p in parameters if isinstance(p.default, str)]
     given = [
         kind

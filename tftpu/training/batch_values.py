@@ -79,7 +79,8 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
         classes: the number of classes of the labels.
     """
     of_labels = [limit for limit in find_limits(model, batch) if limit.of_labels]
-    for limit in of_labels if len(of_labels) == 1 else ():  # several outputs: ambiguous
+    # With several labelled outputs, it is unknown which of them the classes belong to.
+    for limit in of_labels if len(of_labels) == 1 else ():
         if limit.size < classes:
             raise UserError(
                 f"The data have {classes} classes (data.num_classes), but {limit.owner}: give the "

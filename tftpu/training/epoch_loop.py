@@ -183,7 +183,7 @@ def _describe(arrays: Nest) -> Any:
 
 
 class Feed:
-    """The batches of a run. An epoch is only read after the callbacks of the previous epoch.
+    """The batches of a run. An epoch is read only after the previous one's callbacks have run.
 
     Args:
         dataset, class_weight, epoch: as for `Engine.batches`.

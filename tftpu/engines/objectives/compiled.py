@@ -243,7 +243,7 @@ def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
-    """Returns whether `reset_state` sets all states of a metric to zero; if so, they stay zero."""
+    """Resets a metric; returns whether all its states are zero then, or restores them if not."""
     # Copies, because TensorFlow's tensor of a variable changes with the variable. They may be
     # symbolic, because preflight traces the creation of a model.
     before = [ops.copy(v) for v in metric.variables]
@@ -422,7 +422,7 @@ def _returns_one_number(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> bool
 
 
 def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
-    """Updates a metric of the whole batch, on each replica with an equal share of the weight."""
+    """Updates a metric on each replica with the whole global batch, weighted by 1 / replicas."""
     if not _is_whole():
         raise UserError(
             f"The metric {metric.name!r} returns one number for a whole batch, but the batch is "
@@ -442,7 +442,7 @@ def _is_whole() -> bool:
 
 
 def _gather(part: Nest) -> Nest:
-    """Returns the examples of all replicas, unless they are computed in microbatches."""
+    """Returns the examples of all replicas; with microbatches, the given ones only."""
     if part is None or not _is_whole():
         return part
 

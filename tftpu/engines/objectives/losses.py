@@ -146,7 +146,7 @@ def compute_shard_divisor(
         term: the term.
         elements: the elements of one shard, or of one microbatch.
         shards: number of summands of the global divisor.
-        microbatches: number of microbatches, the result for a loss that is one number for each.
+        microbatches: number of microbatches, the divisor of a loss that is one number for each.
     """
     if elements.is_scalar:
         return float(microbatches)
