@@ -264,7 +264,7 @@ def _is_stateful(layer: keras.Layer) -> bool:
 
 
 def _refuse_lookups(model: keras.Model) -> None:
-    """Raises `UserError` for a layer that looks values up with TensorFlow."""
+    """Raises `UserError` for a preprocessing layer that only TensorFlow can run."""
     kinds = keras.layers
     lookups = (kinds.StringLookup, kinds.IntegerLookup, kinds.TextVectorization, kinds.Hashing)
     for layer in keras_internals.list_layers(model):

@@ -370,7 +370,7 @@ def apply_weight_decay(
     own = type(optimizer)._apply_weight_decay
     if own is keras.optimizers.SGD._apply_weight_decay:
         # The TensorFlow backend's variant leaves the replica context, which is not allowed in a
-        # branch.
+        # branch of a tf.cond.
         own = base_optimizer.BaseOptimizer._apply_weight_decay
     own(optimizer, variables)
 

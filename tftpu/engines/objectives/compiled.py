@@ -344,7 +344,7 @@ def _compute_in_chunks(
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
-    """Returns whether `chunked_crossentropy` can compute a loss, and the logits are wide enough."""
+    """Returns whether `chunked_crossentropy` can compute a loss, and has more than one chunk."""
     ranks = len(y.shape), len(y_pred.shape)
     if y_pred.shape[-1] <= chunks.CHUNK or ranks[0] == ranks[1]:
         return False
@@ -383,7 +383,7 @@ def _find_known_classes(
     """
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None
-    # The comparison is exact, whatever dtype the loss computes in.
+    # In float32, so the comparisons are exact, whatever dtype the loss computes in.
     labels = ops.reshape(ops.cast(y, "float32"), shape)
     known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN fails both comparisons
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
@@ -395,7 +395,7 @@ def _find_known_classes(
 def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
-    """Returns the elements of a loss with its own `__call__`, which returns one number."""
+    """Calls a loss that has its own `__call__`; returns its number as `Elements`."""
     if find_division().shards > 1:
         y, y_pred, sample_weight = _gather(y), _gather(y_pred), _gather(sample_weight)
     values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")

@@ -17,7 +17,7 @@ from tftpu.optim.chunked import Chunked
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
-# Names of logged values that no loss and no metric may have.
+# Names of values that every run logs, which no loss or metric may have.
 RESERVED = (
     *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
     *("step", "time"),
