@@ -16,7 +16,7 @@ from keras.src.models import functional
 
 from tftpu.tensors import Tensor
 
-_CALL_CONTEXT = "current_call_ctx"  # the global attribute in which Keras keeps the context of a call
+_CALL_CONTEXT = "current_call_ctx"  # the global attribute for Keras's context of a layer call
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:

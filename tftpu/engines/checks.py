@@ -69,7 +69,7 @@ def refuse_model(
 
 
 def find_own_method(model: keras.Model) -> str | None:
-    """Returns the first method of `_OWN` that a model overrides, or None."""
+    """Returns the first method for Keras's own steps that a model overrides, or None."""
     return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
