@@ -119,7 +119,7 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
 
 
 def _is_near(given: str, name: str) -> bool:
-    """Returns whether a name is similar enough to suggest it; "top_p" is not for "stop"."""
+    """Returns whether a name is similar enough to suggest it; for "stop", "top_p" is not."""
     if given in name or name in given or sorted(given) == sorted(name):
         return True
     return difflib.SequenceMatcher(None, name, given).ratio() >= 0.7

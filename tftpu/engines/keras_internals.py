@@ -436,7 +436,7 @@ def pack_inputs(model: Any, values: list[Any]) -> Nest:
 
 
 def call_model(model: Any, x: Nest, training: bool) -> Nest:
-    """Calls a model; of a dictionary of features, passes only those that are its inputs.
+    """Calls a model; from a dictionary of features, passes only the model's inputs.
 
     Raises:
         UserError: the dictionary lacks an input.
