@@ -29,7 +29,7 @@ HOST_EVERY = 10.0  # minimum seconds between two writes of goodput and telemetry
 # Maximum seconds that a checkpoint waits until the metrics before it are written.
 PATIENCE = 10.0
 
-_LONG = 10.0  # seconds of training after which evaluations are unlikely to take longer than it
+_LONG = 10.0  # seconds of steps after which evaluations are unlikely to take longer than steps
 
 HyperParameter = bool | int | float | str
 
