@@ -276,7 +276,7 @@ class Feed:
         return ""
 
     def _read_again(self, position: int, count: int) -> Iterator[tuple[int, Any]]:
-        """Yields batches with their numbers, from 1 on, for at most `_DIAGNOSIS` seconds."""
+        """Yields batches with their numbers, counted from 1 in the run, for some seconds."""
         if isinstance(self._dataset, conversion.Epochs):
             batches, before = self._dataset.from_step(position), position
         elif isinstance(self._dataset, conversion.Pipeline):

@@ -344,7 +344,7 @@ def _compute_in_chunks(
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
-    """Returns whether `chunked_crossentropy` can compute a loss, in at least two chunks of classes."""
+    """Returns whether `chunked_crossentropy` can compute a loss, in several chunks of classes."""
     ranks = len(y.shape), len(y_pred.shape)
     if y_pred.shape[-1] <= chunks.CHUNK or ranks[0] == ranks[1]:
         return False
