@@ -22,8 +22,8 @@ class UserError(Exception):
     """A mistake that the user can fix. The command line prints its message and exits with 2.
 
     Args:
-        message: the text to print. Characters that UTF-8 cannot encode, such as half of a character
-            in a file's name, are escaped.
+        message: the text to print. Characters that UTF-8 cannot encode are escaped, such as an
+            invalid byte in a file's name.
     """
 
     def __init__(self, message: str):
@@ -50,7 +50,7 @@ class KerasError(UserError, ValueError):
     """A user error that is also a `ValueError`, as code written for Keras expects."""
 
 
-class OwnStepsNeeded(UserError):  # noqa: N818 (names what is needed)
+class OwnStepsNeeded(UserError):  # noqa: N818 (the name says what is needed)
     """The batches of a model cannot be sharded; only its own train step may still train it."""
 
 
@@ -111,7 +111,7 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
     # A name that contains all parts of the given one ("mixed_float16" for "float16") is a better
     # suggestion than a similar name ("float32").
     near = [name for name in allowed if _split_words(name).issuperset(_split_words(given))]
-    if len(near) != 1 and len(given) > 2:  # "temp" for "temperature"
+    if len(near) != 1 and len(given) > 2:  # a beginning: "temp" for "temperature"
         near = [name for name in allowed if name.startswith(given)]
     if len(near) != 1:
         near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.6)
@@ -119,7 +119,7 @@ def find_nearest(given: str, allowed: Iterable[str]) -> str | None:
 
 
 def _is_near(given: str, name: str) -> bool:
-    """Returns whether a name is similar enough to suggest it; "top_p" is not for "stop"."""
+    """Returns whether a name is similar enough to suggest it; for "stop", "top_p" is not."""
     if given in name or name in given or sorted(given) == sorted(name):
         return True
     return difflib.SequenceMatcher(None, name, given).ratio() >= 0.7

@@ -10,7 +10,7 @@ def command(extra: str) -> str:
     """Returns the pip command that adds what an extra of tftpu requires to this environment.
 
     It names the packages of the extra, so it is the same for a clone, a wheel and a Git URL. It
-    never names tftpu, which is on no package index, where anyone could register that name.
+    never names tftpu, because anyone could register that unused name on a package index.
 
     Args:
         extra: name of an extra in `setup.py`, such as "plot".

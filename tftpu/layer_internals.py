@@ -16,7 +16,7 @@ from keras.src.models import functional
 
 from tftpu.tensors import Tensor
 
-_CALL_CONTEXT = "current_call_ctx"  # name of the attribute that holds the context
+_CALL_CONTEXT = "current_call_ctx"  # the global attribute for Keras's context of a layer call
 
 
 def read_stored_value(variable: keras.Variable) -> Tensor:
@@ -64,7 +64,7 @@ def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
 
 
 def replace_traced_value(variable: keras.Variable) -> bool:
-    """Replaces a variable's value by zeros if JAX traces it: Keras quantizes kernels in NumPy.
+    """Replaces a value that JAX traces by zeros, which Keras can quantize in NumPy.
 
     A step that is only traced, for TPUs that this machine lacks, does not depend on the values.
 
@@ -192,7 +192,7 @@ def replacing_graphs(replacements: Mapping[int, Callable[..., None]]) -> Iterato
         return keras.tree.pack_sequence_as(self._outputs_struct, outputs)
 
     private: Any = functional.Functional
-    before = vars(private).get("_run_through_graph")  # None: it is inherited
+    before = vars(private).get("_run_through_graph")  # None: the class inherits it
     private._run_through_graph = run_graph
     try:
         yield

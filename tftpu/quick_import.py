@@ -18,7 +18,7 @@ UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
 def import_keras() -> None:
     """Imports Keras, and with it TensorFlow, without the packages of `UNUSED`.
 
-    The packages of Keras's backend are imported. All of them can be imported later.
+    Those that Keras's backend needs are not left out. All can be imported later.
     """
     with _hidden(_list_hidden()), uncollected():
         importlib.import_module("keras")

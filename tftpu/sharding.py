@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 # convolution, and the time of an example. TOKENS is the time of a residual stream, which is sharded
 # further between two sharded layers (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198).
 EXAMPLES, HEADS, CHANNELS, TIME, TOKENS = "examples", "heads", "channels", "time", "tokens"
-# The name of a sharded weight after a layer has gathered it to read it.
+# The `checkpoint_name` of a sharded weight that was gathered for a layer, for rematerialization.
 GATHERED = "gathered weight"
 
 # Turns a function of arrays, with the dimensions of its arguments and results, into one that each
@@ -61,7 +61,7 @@ _SHARDING: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiling_for(platform: str | None, sharding: Sharding | None = None) -> Iterator[None]:
-    """Sets the results of this module's functions within the block, in this thread only.
+    """Sets the platform and the sharding of programs traced in the block, in this thread only.
 
     Args:
         platform: "tpu", "gpu" or "cpu"; None: unknown.

@@ -17,7 +17,7 @@ _ONLY_FLOAT32 = (
 )
 
 
-class OtherBackend(UserError):  # noqa: N818 (names what was found)
+class OtherBackend(UserError):  # noqa: N818 (the name says what was found)
     """Raised if Keras is already imported with another backend than the one that is needed.
 
     Attributes:

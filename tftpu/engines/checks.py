@@ -69,7 +69,7 @@ def refuse_model(
 
 
 def find_own_method(model: keras.Model) -> str | None:
-    """Returns the first method of `_OWN` that a model overrides, or None."""
+    """Returns the first method for Keras's own steps that a model overrides, or None."""
     return next((name for name in _OWN if keras_internals.overrides(model, name)), None)
 
 
@@ -127,7 +127,7 @@ def refuse_updates(
 
 
 def refuse_assigned(variable: keras.Variable) -> None:
-    """Raises `UserError` for a weight that a layer computes from the batch or from noise."""
+    """Raises `UserError` for a weight that a layer sets to a value from the batch or from noise."""
     raise UserError(
         f"A layer assigns its weight {variable.path!r} a value that depends on the batch or on "
         "random numbers. These differ between devices, so the devices would train different "
@@ -264,7 +264,7 @@ def _is_stateful(layer: keras.Layer) -> bool:
 
 
 def _refuse_lookups(model: keras.Model) -> None:
-    """Raises `UserError` for a layer that looks values up with TensorFlow."""
+    """Raises `UserError` for a preprocessing layer that only TensorFlow can run."""
     kinds = keras.layers
     lookups = (kinds.StringLookup, kinds.IntegerLookup, kinds.TextVectorization, kinds.Hashing)
     for layer in keras_internals.list_layers(model):
@@ -300,7 +300,7 @@ def _refuse_compiled_parts(model: keras.Model) -> None:
     """
     arguments = keras_internals.compile_arguments(model)
     parameters = inspect.signature(type(model).compile).parameters.values()
-    # Arguments whose default is a string, for example box_loss="auto".
+    # Arguments that `compile` fills in itself have a string as default: box_loss="auto".
     own = [p.name for p in parameters if isinstance(p.default, str)]
     given = [
         kind

@@ -13,7 +13,7 @@ _GATHERED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("gather
 
 @contextlib.contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """Yields a list that collects the tensors given to `all_gather` in the block (one thread)."""
+    """Yields a list that collects the tensors this thread gives to `all_gather` in the block."""
     seen: list[Tensor] = []
     token = _GATHERED.set(seen)
     try:

@@ -18,9 +18,9 @@ def end_iterators_at_exit() -> None:
     It also makes the interpreter collect garbage only once at its exit, rather than several times:
     with TensorFlow's objects, that takes three to five seconds.
 
-    After an error, its frames may keep an iterator alive until the interpreter has shut down. By
-    then the iterator's threads cannot run Python code, such as a user's generator, and TensorFlow
-    would wait for them forever.
+    After an error, the frames of its traceback may keep an iterator alive until the interpreter has
+    shut down. By then the iterator's threads cannot run Python code, such as a user's generator,
+    and TensorFlow would wait for them forever.
     """
     atexit.register(_end)
 

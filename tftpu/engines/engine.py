@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # checkpoints import this file, and must not import Keras
     from tftpu.engines.data.gate import Gate
     from tftpu.engines.objectives.objective import Objective
 
-Nest = Any  # as tftpu.tensors.Nest, whose module imports Keras
+Nest = Any  # a copy of tftpu.tensors.Nest, whose module imports Keras
 # A data set: a `tf.data.Dataset`, `Arrays`, `PyBatches`, `Stream`, or a pipeline of
 # `tftpu.input_pipelines`.
 Dataset = Any

@@ -101,7 +101,7 @@ def plain_errors() -> Iterator[None]:
 def compute_loss(
     model: keras.Model, x: Nest, y: Nest, y_pred: Nest, sample_weight: Nest, training: bool
 ) -> Tensor | None:
-    """Calls a model's own `compute_loss`, with the arguments that it takes."""
+    """Calls a model's own `compute_loss`, passing only the arguments that it takes."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
@@ -109,7 +109,7 @@ _SCALING = (
     losses_module.scale_loss_for_distribution,
     losses_module.unscale_loss_for_distribution,
 )
-_unscaled: list[object] = []  # the open blocks, of several threads: replicas are traced in turns
+_unscaled: list[object] = []  # open blocks of all threads; TensorFlow traces replicas in threads
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 def compile_arguments(model: keras.Model) -> list[str]:
     """Returns the names of the arguments of the last `compile` that are not None."""
-    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be an older one
+    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be stale
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
@@ -370,7 +370,7 @@ def apply_weight_decay(
     own = type(optimizer)._apply_weight_decay
     if own is keras.optimizers.SGD._apply_weight_decay:
         # The TensorFlow backend's variant leaves the replica context, which is not allowed in a
-        # branch.
+        # branch of a tf.cond.
         own = base_optimizer.BaseOptimizer._apply_weight_decay
     own(optimizer, variables)
 
@@ -436,7 +436,7 @@ def pack_inputs(model: Any, values: list[Any]) -> Nest:
 
 
 def call_model(model: Any, x: Nest, training: bool) -> Nest:
-    """Calls a model; of a dictionary of features, passes only those that are its inputs.
+    """Calls a model; from a dictionary of features, passes only the model's inputs.
 
     Raises:
         UserError: the dictionary lacks an input.
@@ -479,7 +479,7 @@ def reading_variables(read: Callable[[Any, Tensor], Tensor]) -> Iterator[None]:
     """Lets a function replace the values of variables that are read, within the block.
 
     Args:
-        read: a function from a variable and its value, in the dtype of its use, to the new value.
+        read: a function from a variable and its value, after Keras's autocast, to the new value.
     """
     kind: Any = backend.Variable
     own = kind._maybe_autocast
@@ -531,7 +531,7 @@ class Products:
 
 _PRODUCTS: contextvars.ContextVar[list[Products]] = contextvars.ContextVar("products")
 _RECORDING = threading.Lock()
-_recorders: list[Products] = []  # replicas of TensorFlow are traced in threads, in turns
+_recorders: list[Products] = []  # of all threads; TensorFlow traces replicas in threads
 
 
 @contextlib.contextmanager
@@ -582,7 +582,7 @@ def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iter
             own(variable, initializer)
             return
         variable._initialize_layout()
-        is_late = variable._initializer is not None  # Keras deferred it until now
+        is_late = variable._initializer is not None  # Keras deferred the value until now
 
         def compute(shape: Any, dtype: str) -> Any:
             """Sets the value; Keras calls this to read a variable that has none."""
@@ -591,7 +591,7 @@ def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iter
             variable._direct_assign(value_of(initializer, shape, dtype, variable._layout))
             return variable._value
 
-        # The values of initializers that share a generator depend on their order.
+        # Computed now: the values of initializers that share a generator depend on their order.
         if is_late or isinstance(initializer.seed, seed_generator.SeedGenerator):
             compute(variable._shape, variable._dtype)
             return

@@ -182,7 +182,7 @@ def find_layer_path(op_name: str, layers: Collection[str], numbered: bool = True
         The path, or "" if the op belongs to no layer.
     """
     scopes = [re.sub(r"^(\w+\()+|\)+$", "", scope) for scope in op_name.split("/")]
-    if numbered:  # Keras opens each scope twice: to build the layer and to call it
+    if numbered:  # TensorFlow numbers a scope opened again: Keras builds, then calls
         scopes = [re.sub(r"_\d+$", "", scope) for scope in scopes]
     path = [scope for scope in scopes if scope in layers]
     # Operations of the backward pass repeat the path: gradient_tape/resnet50_1/head_1/...

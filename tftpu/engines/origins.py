@@ -30,10 +30,10 @@ def count_passes(left: Origin, right: Origin) -> int:
     """Returns how often a step computes a product of this size for one forward product.
 
     The gradient of one operand is a product with the other operand. It is needed if the operand
-    depends on a trained variable. Data count as if trained, which gives 6 x parameters x tokens
-    for a fully trained transformer (Kaplan et al. 2020, https://arxiv.org/abs/2001.08361). A frozen
-    layer without a trained layer before it counts once. A product with constants, such as an
-    interpolation, does not count.
+    depends on a trained variable. Data count as if trained if the other operand is, which gives
+    6 x parameters x tokens for a fully trained transformer (Kaplan et al. 2020,
+    https://arxiv.org/abs/2001.08361). A frozen layer without a trained layer before it counts once.
+    A product with constants, such as an interpolation, does not count.
 
     Args:
         left, right: the origins of the operands.
@@ -52,7 +52,7 @@ def find_argument_origins(given: Sequence[Origin], count: int) -> list[Origin]:
     """Returns the origins of a called function's inputs.
 
     Args:
-        given: the origins of the inputs of the call; the first input may select the function.
+        given: the origins of the inputs of the call; an additional first one selects a branch.
         count: the number of inputs of the function. If the call has another number of inputs, each
             input of the function may be computed from all of them.
     """

@@ -29,7 +29,7 @@ from tftpu.tensors import Nest, ops
 class Logs(dict[str, float]):
     """The logs of a model's own step, which are means since the beginning of an epoch.
 
-    The sum of the logs of two device loops is therefore the later one.
+    Adding the logs of two device loops therefore returns the later logs.
     """
 
     def __add__(self, later: "Logs") -> "Logs":

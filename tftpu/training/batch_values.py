@@ -79,7 +79,8 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
         classes: the number of classes of the labels.
     """
     of_labels = [limit for limit in find_limits(model, batch) if limit.of_labels]
-    for limit in of_labels if len(of_labels) == 1 else ():  # several outputs: ambiguous
+    # With several labelled outputs, it is unknown which of them the classes belong to.
+    for limit in of_labels if len(of_labels) == 1 else ():
         if limit.size < classes:
             raise UserError(
                 f"The data have {classes} classes (data.num_classes), but {limit.owner}: give the "
@@ -204,7 +205,7 @@ def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
         if values is None or output is None or output.shape[-1] is None:
             continue
         if takes_class_ids(term.loss, len(values.shape), len(output.shape)):
-            classes = output.shape[-1]  # Keras's backends support only this axis
+            classes = output.shape[-1]  # the only axis of classes in Keras's backends
             advice = "give labels such numbers, or the model's last layer more units"
             owner = f"the model's output has {classes} classes"
             yield Limit(

@@ -183,7 +183,7 @@ def _describe(arrays: Nest) -> Any:
 
 
 class Feed:
-    """The batches of a run. An epoch is only read after the callbacks of the previous epoch.
+    """The batches of a run. An epoch is read only after the previous one's callbacks have run.
 
     Args:
         dataset, class_weight, epoch: as for `Engine.batches`.
@@ -276,7 +276,7 @@ class Feed:
         return ""
 
     def _read_again(self, position: int, count: int) -> Iterator[tuple[int, Any]]:
-        """Yields batches with their numbers, from 1 on, for some seconds."""
+        """Yields batches with their numbers, counted from 1 in the run, for some seconds."""
         if isinstance(self._dataset, conversion.Epochs):
             batches, before = self._dataset.from_step(position), position
         elif isinstance(self._dataset, conversion.Pipeline):

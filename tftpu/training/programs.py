@@ -63,7 +63,7 @@ class Programs:
 
     @property
     def executor(self) -> Executor:
-        """The model on the engine's devices.
+        """The executor of the model on the engine's devices.
 
         Raises:
             UserError: nothing was trained, evaluated or restored yet.
@@ -206,7 +206,7 @@ class Programs:
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)
-        # Only now: preparing the loop checks that the step changes nothing outside of the model.
+        # This runs the model, so only after preparing the loop has checked for side effects.
         if new:
             executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):

@@ -85,7 +85,7 @@ class RunProgress:
     def extend(self, steps: int | None) -> None:
         """Lets a run that a callback ended continue if the length of the run has grown since.
 
-        The same command does not continue a run that a callback ended.
+        With the same length, the run stays ended.
         """
         if self.ended is not None and steps is not None and self.ended < steps:
             self.ended, self.callbacks = None, {}

@@ -29,7 +29,7 @@ HOST_EVERY = 10.0  # minimum seconds between two writes of goodput and telemetry
 # Maximum seconds that a checkpoint waits until the metrics before it are written.
 PATIENCE = 10.0
 
-_LONG = 10.0  # seconds of steps after which evaluations are unlikely to take most of the time
+_LONG = 10.0  # seconds of steps after which evaluations are unlikely to take longer than steps
 
 HyperParameter = bool | int | float | str
 
@@ -114,8 +114,8 @@ class Reporter:
         self._workdir = workdir
         self._hyperparameters = hyperparameters
         self._sample = sample
-        # With a loss function, the batch and the model's outputs may be anything.
         is_single = self._engine.hosts.count == 1
+        # Not with a loss function, whose batch and outputs may be anything.
         self._shows_images = is_single and workdir is not None and not programs.objectives
         hardware = self._engine.hardware
         self._console: Console | None = None
@@ -134,13 +134,13 @@ class Reporter:
             chips=hardware.chips,
         )
         self._state = goodput.RUNNING
-        # A queue of one task is enough: it writes the newest facts when it runs.
+        # One waiting task is enough, because a task writes the newest facts when it runs.
         self._accounting = Worker("goodput", 1)
         self._telemetry = telemetry.Telemetry(workdir, self.write_account, tpu=hardware.is_tpu)
         # Seconds and step after the first device loop, from which the pace is measured.
         self._pace: tuple[float, int] | None = None
         self._evaluates = evaluates
-        spent = account.clock.sum_seconds()["evaluation"]  # by an earlier `fit` of the trainer
+        spent = account.clock.sum_seconds()["evaluation"]  # in earlier calls of `fit`
         self._evaluations = Evaluations(0 if start == 0 else None, spent=spent)
         # Seconds of each part of the account when goodput was last written.
         self._seconds = self._account.clock.sum_seconds()
@@ -293,7 +293,8 @@ class Reporter:
                 evaluating = self._evaluations.estimate_seconds_left(self._steps) if left else 0.0
                 eta = round(each * left + evaluating, 1)
         rate = clock.compute_current_rate()
-        if rate and hardware.generation is not None:  # counting FLOPs has to trace the model
+        # Counting FLOPs traces the model, so only if the MFU can be computed from them.
+        if rate and hardware.generation is not None:
             flops = self._loop.model_flops
             mfu = flops and hardware.compute_mfu(flops / self.global_batch_size * rate)
         usd = hardware.compute_price(sum(self._account.sum_seconds().values()))

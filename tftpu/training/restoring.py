@@ -57,7 +57,7 @@ def _restore_agreed(
     hosts: Hosts,
     step: int | None,
 ) -> Restored | None:
-    """Loads the first of the checkpoints listed by the chief that every host can read."""
+    """Loads the first checkpoint of the chief's list that every host can read."""
     candidates = checkpoints.list_candidates(step) if hosts.chief else []
     tried: list[int] = []
     for number in itertools.count():

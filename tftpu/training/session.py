@@ -163,7 +163,7 @@ class Session:
                     if not asked:  # an evaluation may take longer than the grace period
                         self._evaluate()
                         asked = self._is_any_asking(notice)
-                        self._log()  # a callback may have ended the run just now
+                        self._log()  # logs the last steps if a callback has just ended the run
                     self._save(now=asked)
                     if asked and (self._evaluation_due or not self.over):
                         self._leave(notice)

@@ -122,7 +122,7 @@ class Trainer:
 
     @property
     def executor(self) -> Executor:
-        """The model on the engine's devices.
+        """The executor of the model on the engine's devices.
 
         Raises:
             UserError: nothing was trained, evaluated or restored yet.

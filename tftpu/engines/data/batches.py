@@ -55,7 +55,7 @@ _ended: set[int] = set()
 
 
 def build_complete_batches(dataset: Any) -> tf.data.Dataset:
-    """Returns an endless data set in batches of one static size, which compile once.
+    """Returns an endless data set in batches of one static size, so the step compiles once.
 
     A smaller last batch is filled up from the next epoch, so no example is left out.
 
@@ -148,7 +148,7 @@ def warn_if_endless(
 ) -> Iterator[_T]:
     """Yields items, one for each batch of a data set, and warns if it may never end.
 
-    A data set whose number of batches is unknown may never end. It warns while the data are read.
+    The warning appears while the data are read, if their number of batches is unknown.
 
     Args:
         items: the items to yield.

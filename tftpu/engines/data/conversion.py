@@ -206,7 +206,7 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
 
 
 def round_up(spec: Nest, replicas: int) -> Nest:
-    """Returns a batch spec whose number of examples is the next multiple of the replicas."""
+    """Returns a batch spec with its number of examples rounded up to a multiple of `replicas`."""
     return replace_examples(spec, -(-count_examples(spec) // replicas) * replicas)
 
 

@@ -57,4 +57,4 @@ def join_outputs(parts: Iterable[Nest]) -> Nest:
 def _join(*parts: Any) -> Any:
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
-    return tf.concat(parts, 0)  # ragged tensors
+    return tf.concat(parts, 0)  # the parts are ragged tensors

@@ -198,7 +198,7 @@ class SlicedArrays(Stream):
 
 
 class Lookahead:
-    """An iterator that knows whether it has ended.
+    """An iterator that can look ahead, to tell whether it has ended.
 
     Args:
         first: the first item.

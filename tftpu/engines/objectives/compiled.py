@@ -150,7 +150,7 @@ class CompiledLosses:
     def compute_zero_elements(
         self, batch: Nest, output: Nest, valid: Tensor | None = None
     ) -> list[Elements]:
-        """Returns the losses for outputs of zeros, whose divisors are those of real outputs.
+        """Returns the losses of all-zero outputs; their divisors equal those of real outputs.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
@@ -243,7 +243,7 @@ def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
-    """Returns whether `reset_state` sets all states of a metric to zero; if so, they stay zero."""
+    """Resets a metric; returns whether all its states are zero then, or restores them if not."""
     # Copies, because TensorFlow's tensor of a variable changes with the variable. They may be
     # symbolic, because preflight traces the creation of a model.
     before = [ops.copy(v) for v in metric.variables]
@@ -344,7 +344,7 @@ def _compute_in_chunks(
 
 
 def _takes_factors(loss: keras.losses.Loss, y: Tensor, y_pred: Tensor) -> bool:
-    """Returns whether `chunked_crossentropy` can compute a loss, and the logits are wide enough."""
+    """Returns whether `chunked_crossentropy` can compute a loss, in several chunks of classes."""
     ranks = len(y.shape), len(y_pred.shape)
     if y_pred.shape[-1] <= chunks.CHUNK or ranks[0] == ranks[1]:
         return False
@@ -383,7 +383,7 @@ def _find_known_classes(
     """
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None
-    # The comparison is exact, whatever dtype the loss computes in.
+    # In float32, so the comparisons are exact, whatever dtype the loss computes in.
     labels = ops.reshape(ops.cast(y, "float32"), shape)
     known = ops.logical_and(labels >= 0, labels < y_pred.shape[-1])  # NaN fails both comparisons
     if keras.backend.is_float_dtype(keras.backend.standardize_dtype(y.dtype)):
@@ -395,7 +395,7 @@ def _find_known_classes(
 def _call_loss(
     term: keras_internals.CompiledTerm, y: Tensor, y_pred: Tensor, sample_weight: Tensor | None
 ) -> Elements:
-    """Returns the elements of a loss with its own `__call__`, which returns one number."""
+    """Calls a loss that has its own `__call__`; returns its number as `Elements`."""
     if find_division().shards > 1:
         y, y_pred, sample_weight = _gather(y), _gather(y_pred), _gather(sample_weight)
     values = ops.cast(term.loss(y, y_pred, sample_weight), "float32")
@@ -422,7 +422,7 @@ def _returns_one_number(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> bool
 
 
 def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
-    """Updates a metric of the whole batch, on each replica with an equal share of the weight."""
+    """Updates a metric on each replica with the whole global batch, weighted by 1 / replicas."""
     if not _is_whole():
         raise UserError(
             f"The metric {metric.name!r} returns one number for a whole batch, but the batch is "
@@ -442,7 +442,7 @@ def _is_whole() -> bool:
 
 
 def _gather(part: Nest) -> Nest:
-    """Returns the examples of all replicas, unless they are computed in microbatches."""
+    """Returns the examples of all replicas; with microbatches, the given ones only."""
     if part is None or not _is_whole():
         return part
 

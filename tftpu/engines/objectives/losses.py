@@ -17,7 +17,7 @@ from tftpu.optim.chunked import Chunked
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
-# Names of logged values that no loss and no metric may have.
+# Names of values that every run logs, which no loss or metric may have.
 RESERVED = (
     *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
     *("step", "time"),
@@ -146,7 +146,7 @@ def compute_shard_divisor(
         term: the term.
         elements: the elements of one shard, or of one microbatch.
         shards: number of summands of the global divisor.
-        microbatches: number of microbatches, the result for a loss that is one number for each.
+        microbatches: number of microbatches, the divisor of a loss that is one number for each.
     """
     if elements.is_scalar:
         return float(microbatches)

@@ -19,7 +19,7 @@ class FunctionLosses:
     """The `Losses` of a `loss_fn`.
 
     Args:
-        model: the model for the function, whose unbuilt layers this builds.
+        model: the model that the function takes; this builds its unbuilt layers.
         objective: the objective with the function.
         logged: whether the loss is logged separately from the total.
         batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
