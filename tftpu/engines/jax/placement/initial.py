@@ -33,7 +33,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
     def place_drawn(drawn: tf.Tensor) -> jax.Array:
         # If an initializer computes its value from random numbers of another shape, as for an
-        # orthogonal matrix, each device computes the whole value.
+        # orthogonal matrix, the first device of each process computes the whole value.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
         return placing.place_value(drawn.numpy(), place)
 

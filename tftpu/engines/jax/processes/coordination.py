@@ -154,7 +154,7 @@ def _forget() -> None:
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
-    """Handles SIGABRT, so that a process that aborts after a host is lost exits as `Watch` would.
+    """Handles SIGABRT, so that a process that aborts after a host is lost ends as `Watch` ends it.
 
     JAX aborts if its service ends, and gloo if another host breaks the connection. The handler
     checks the service, and waits for `Watch` to end the process. Other aborts stay unchanged.

@@ -169,7 +169,7 @@ class TensorFlowLowering:
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
-    """A strategy of N replicas, to trace one: plain variables, and collectives as XLA ops."""
+    """A strategy to trace one of N replicas, with plain variables and XLA's collectives."""
 
     def __init__(self, replicas: int):
         super().__init__(_Extended(self, replicas))

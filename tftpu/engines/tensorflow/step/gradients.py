@@ -27,7 +27,7 @@ class ShardResult(NamedTuple):
         reached: whether the loss depends on each variable.
         statistics: new moving statistics, averaged over the microbatches.
         metrics: the states of the metrics for this shard.
-        losses: this shard's summand of the loss, and of each of its terms.
+        losses: this shard's contribution to the loss, and to each of its terms.
     """
 
     grads: list[Tensor]
