@@ -9,8 +9,8 @@ import keras
 from tftpu.tensors import Tensor, ops
 
 CHUNK = 5632  # the largest number of classes whose logits are in memory at a time
-# A logit this far above the base of the exponentials is too large: e^60 times a million still fits
-# into float32.
+# The largest difference between a logit and the base, which is subtracted before exponentials: e^60
+# times a million still fits into float32.
 FAR = 60.0
 LANES = 128  # lanes of a TPU; the size of a chunk is a multiple of this
 SUBLANES = 16  # rows of a TPU's tile of 16-bit numbers
@@ -225,7 +225,7 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
 
     In each iteration, the former reads and writes the gradient of a device's rows, the latter that
     of the tokens; the smaller one is faster. The former is not used if one device has all rows
-    (usually more rows than tokens), or in float16, where its gradient may overflow before it is scaled.
+    (usually more rows than tokens), or in float16, where its unscaled gradient may overflow.
 
     Args:
         rows: the placement of the matrix's rows on devices.
@@ -328,7 +328,7 @@ class _Differentiated(NamedTuple):
 
     Attributes:
         far: whether a logit is far above the base, () bool; then only `base` is valid.
-        base: the base of the exponentials to use next, (batch, time), larger if `far`.
+        base: the value to subtract from the logits next, (batch, time); larger if `far`.
         results: see `Chunked`.
         d_logits: the gradient with respect to the logits, (shards, batch, time, rows).
     """

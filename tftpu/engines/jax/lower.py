@@ -167,7 +167,7 @@ def _naming_no_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
-    """Sets a dtype policy in the block; raises `UserError` if JAX cannot differentiate a loop."""
+    """Sets a dtype policy in the block; raises `UserError` for loops without JAX gradients."""
     try:
         with building_under(precision):
             yield

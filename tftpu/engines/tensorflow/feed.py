@@ -52,7 +52,7 @@ def iterate_training_batches(
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
         shard = context.get_per_replica_batch_size(dataset.global_batch_size)
-        # Consecutive shards of a batch go to consecutive replicas.
+        # Each host reads consecutive examples of a batch, because its replicas are consecutive.
         batches = build_training(dataset, start, class_weight, host, hosts)
         if shard * hosts < dataset.global_batch_size:
             batches = batches.rebatch(shard, drop_remainder=True)

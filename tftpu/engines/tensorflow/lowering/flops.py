@@ -197,7 +197,7 @@ def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) ->
 
 
 def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """Counts, for one axis, the pairs of an output and a kernel position outside the padding."""
+    """Counts, along one axis, the pairs of output and kernel positions that read no padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0

@@ -92,7 +92,7 @@ class TensorFlowBuiltStep:
             arguments=arguments,
             layers=layers,
             numbered=True,
-            # A GroupNormalization has `groups` as well, but no kernel size.
+            # Grouped convolutions. A GroupNormalization also has `groups`, but no kernel size.
             grouped=[
                 x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1
             ],

@@ -120,7 +120,7 @@ class ShardGradients:
     def _compute_divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
-        """Returns the global divisor of each loss term, floats if none depends on the data."""
+        """Returns the global divisor of each loss term; floats if none depends on the data."""
         known = [value for value in self._described.divisors if value is not None]
         if len(known) == len(self._terms):
             return known
