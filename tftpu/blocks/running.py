@@ -81,7 +81,7 @@ def _run_segments(
         parts: the segments of the graph, in order.
         remat: what the backward pass recomputes, as for `running_blocks`.
         values: the values of the graph's inputs by tensor id; this adds all other values.
-        run: a function of nodes and such a dictionary, which adds the values of their outputs.
+        run: a function of nodes and `values`, which adds the values of their outputs to `values`.
     """
     for part in parts:
         if part.recomputed:
@@ -114,7 +114,7 @@ def _recompute(
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
-        # TensorFlow recomputes after the call in whose context the block ran has ended.
+        # Restores the context of the model's call, which has ended when TensorFlow recomputes.
         with internals.entering_call(context):
             y = plain(layers[0], *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]

@@ -389,7 +389,7 @@ def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, coun
     It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # so later parts' labels match no padding
+    row = ops.where(row < own, row, -1)  # -1, or a later part's label would match padding
     return row[..., None] == list_classes(first, count)
 
 

@@ -69,8 +69,8 @@ def build_evaluation_batches(
     batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
-        # The batches repeat, and each host takes the same number of them: see
-        # `_select_part_of_host`.
+        # Counts the batches, because they repeat, and each host takes the same number of them:
+        # see `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None

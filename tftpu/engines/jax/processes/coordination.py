@@ -140,7 +140,7 @@ def _leave() -> None:
     state: Any = distributed.global_state
     if _started[0].leave(_LEAVING):
         state.client.shutdown()  # returns when all processes have called it
-        # The other processes may not have read the service's answer yet.
+        # Waits, because other processes may not have read the service's answer yet.
         if state.service is not None:
             time.sleep(_ANSWERS)
             state.service.shutdown()
