@@ -20,7 +20,7 @@ class Segment(NamedTuple):
 
     Attributes:
         nodes: the calls.
-        inputs: the ids of the symbolic tensors from before the segment that the calls take.
+        inputs: the ids of the earlier calls' symbolic tensors that the calls take.
         outputs: the ids of the symbolic tensors of the segment that are needed after it.
         layers: the layers that are called, and all layers inside of them.
         recomputed: whether the backward pass recomputes the calls. False if no layer is called, or

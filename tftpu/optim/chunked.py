@@ -156,7 +156,7 @@ class _Chunks:
 def _sum_over_classes(
     chunks: _Chunks, tokens: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the sums over all classes that make up each token's loss, (batch, time) each.
+    """Returns the reductions over all classes for each token's loss, (batch, time) each.
 
     These are the logarithm of the sum of exponentials, the label's logit, the sum of all logits
     (0 without smoothing, because only smoothing needs it), and the largest logit.

@@ -46,7 +46,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
         return draw
 
-    # A variable may be read for the first time, and so computed, while a step is traced.
+    # Computes the value at once, because a variable may be first read while a step is traced.
     with (
         jax.ensure_compile_time_eval(),
         keras_internals.random_functions(
