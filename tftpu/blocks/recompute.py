@@ -58,7 +58,7 @@ def run_recomputed(
 
 
 def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
-    """Returns the checkpoint function for Keras's backend, which recomputes a function."""
+    """Returns, for Keras's backend, the function that makes the backward pass recompute another."""
     backend = keras.config.backend()
     if backend == "tensorflow":
         from tftpu.kernels.tensorflow_checkpoint import checkpoint

@@ -60,8 +60,8 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
             if blocks and blocks[-1] in chain.rest:
-                # Not recomputed: the backward pass begins with these blocks, and needs its most
-                # memory later, for a group of the loop.
+                # These blocks keep their activations: the backward pass begins with them, and needs
+                # its most memory later, for a group of the loop.
                 for block in chain.rest:
                     replacements.pop(id(block))
     graphs = {key: functools.partial(_run_segments, parts, remat) for key, parts in cut.items()}
@@ -81,7 +81,7 @@ def _run_segments(
         parts: the segments of the graph, in order.
         remat: what the backward pass recomputes, as for `running_blocks`.
         values: the values of the graph's inputs by tensor id; this adds all other values.
-        run: a function of nodes and such a dictionary, which adds the values of their outputs.
+        run: a function of nodes and `values`, which adds the values of their outputs to `values`.
     """
     for part in parts:
         if part.recomputed:
@@ -114,7 +114,8 @@ def _recompute(
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
-        with internals.entering_call(context):  # TensorFlow recomputes after the outer call ended
+        # Restores the context of the model's call, which has ended when TensorFlow recomputes.
+        with internals.entering_call(context):
             y = plain(layers[0], *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
 
@@ -208,8 +209,8 @@ def has_blocks(model: keras.Model) -> bool:
 def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
     """Returns the blocks to recompute; if there are none, the segments of graphs, by graph id.
 
-    If the graphs are too short for segments, returns the layers made of layers whose class occurs
-    several times, with any shapes of weights.
+    If the graphs are too short for segments, returns layers made of layers that have the same
+    class, even if their weights differ in shape.
     """
     blocks = structure.find_blocks(model)
     cut = {} if blocks else segments.find_segments(model)
@@ -257,8 +258,8 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
 def count_input_bytes(model: keras.Model, length: int) -> int:
     """Returns the bytes of the inputs of a model's blocks, which its backward pass needs.
 
-    It counts one example, and inputs with at most one unknown dimension; the blocks must be in
-    chains, or be those of `tftpu.models`.
+    Counts one example, only blocks in chains or in models of `tftpu.models`, and only inputs with
+    at most one unknown dimension.
 
     Args:
         model: the model.

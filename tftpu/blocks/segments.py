@@ -20,7 +20,7 @@ class Segment(NamedTuple):
 
     Attributes:
         nodes: the calls.
-        inputs: the ids of the symbolic tensors from before the segment that the calls take.
+        inputs: the ids of the earlier calls' symbolic tensors that the calls take.
         outputs: the ids of the symbolic tensors of the segment that are needed after it.
         layers: the layers that are called, and all layers inside of them.
         recomputed: whether the backward pass recomputes the calls. False if no layer is called, or
@@ -81,7 +81,7 @@ def _choose_bounds(calls: Sequence[Any], start: int, uses: Mapping[int, int]) ->
     """
     sizes = [_measure(node.outputs) for node in calls]
     done = list(itertools.accumulate(sizes))
-    change = [0] * (len(calls) + 1)  # change in the number of elements kept, before each call
+    change = [0] * (len(calls) + 1)  # before each call: the elements newly kept minus those freed
     for place, node in enumerate(calls):
         for tensor in node.outputs:
             end = min(uses.get(id(tensor), 0) - start, len(calls) - 1)

@@ -149,9 +149,9 @@ def describe_value(value: Any) -> Any:
     """Returns a comparable description of a setting, equal for settings with the same effect."""
     known = (keras.Variable, keras.KerasTensor, keras.Layer, keras.random.SeedGenerator)
     if isinstance(value, known):
-        return type(value).__name__  # its shape or settings are compared elsewhere
+        return type(value).__name__  # shapes, and settings of sublayers, are compared separately
     if isinstance(value, keras.initializers.Initializer):
-        return type(value).__name__  # no effect on a built layer; its seed may be random
+        return type(value).__name__  # an initializer has no effect on a built layer
     if isinstance(value, (list, tuple)):
         return [describe_value(item) for item in value]
     if isinstance(value, dict):

@@ -9,8 +9,8 @@ import keras
 from tftpu.tensors import Tensor, ops
 
 CHUNK = 5632  # the largest number of classes whose logits are in memory at a time
-# A logit this far above the base of the exponentials is too large: e^60 times a million still fits
-# into float32.
+# The largest difference between a logit and the base, which is subtracted before exponentials: e^60
+# times a million still fits into float32.
 FAR = 60.0
 LANES = 128  # lanes of a TPU; the size of a chunk is a multiple of this
 SUBLANES = 16  # rows of a TPU's tile of 16-bit numbers
@@ -117,8 +117,9 @@ class _Chunks:
     Attributes:
         classes: the number of classes.
         count: the number of chunks of a shard.
-        table: (shards, rows of a shard, width), in the matrix's dtype.
-        values: (shards, count, rows of a chunk, width), in the compute dtype; zeros pad a shard.
+        table: the matrix as (shards, rows of a shard, width), in its own dtype.
+        values: the chunks, (shards, count, rows of a chunk, width), in the compute dtype, with
+            zeros that pad a shard.
     """
 
     def __init__(self, matrix: Tensor, dtype: Any, rows: Rows):
@@ -155,7 +156,7 @@ class _Chunks:
 def _sum_over_classes(
     chunks: _Chunks, tokens: Tensor, labels: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the sums over all classes that make up each token's loss, (batch, time) each.
+    """Returns the reductions over all classes for each token's loss, (batch, time) each.
 
     These are the logarithm of the sum of exponentials, the label's logit, the sum of all logits
     (0 without smoothing, because only smoothing needs it), and the largest logit.
@@ -169,7 +170,7 @@ def _sum_over_classes(
         if smoothing:
             found.append(ops.where(some > _NEVER, some, 0.0))
         sums = [ops.sum(part, axis=-1) for part in found]
-        # NaN is never far above the base, so no chunk is repeated forever.
+        # A NaN logit is not far above the base, or its chunk would be repeated forever.
         largest = ops.max(some, axis=-1)
         far = ops.any(largest - base > FAR)
         raised = ops.where(far, ops.maximum(base, largest), base)
@@ -223,8 +224,8 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     """Returns whether `summed_crossentropy` is faster than `chunked_crossentropy`, and safe.
 
     In each iteration, the former reads and writes the gradient of a device's rows, the latter that
-    of the tokens, so the one with the smaller gradient is faster. A device with all rows usually
-    has more rows than tokens. The former scales its gradient last, so float16 may overflow.
+    of the tokens; the smaller one is faster. The former is not used if one device has all rows
+    (usually more rows than tokens), or in float16, where its unscaled gradient may overflow.
 
     Args:
         rows: the placement of the matrix's rows on devices.
@@ -235,7 +236,8 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     if not divided or keras.backend.standardize_dtype(hidden.dtype) == "float16":
         return False
     batch, time, _ = hidden.shape
-    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK  # logits of each text
+    # Even the fewest positions of each text can have more logits than should be in memory.
+    enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK
     return enough and classes // rows.count < batch * time
 
 
@@ -326,7 +328,7 @@ class _Differentiated(NamedTuple):
 
     Attributes:
         far: whether a logit is far above the base, () bool; then only `base` is valid.
-        base: the base of the exponentials to use next, (batch, time), larger if `far`.
+        base: the value to subtract from the logits next, (batch, time); larger if `far`.
         results: see `Chunked`.
         d_logits: the gradient with respect to the logits, (shards, batch, time, rows).
     """
@@ -356,7 +358,7 @@ def _differentiate(
     highest = over_classes(ops.max, logits)
     total = over_classes(ops.sum, ops.exp(logits - base[..., None]))
     true = over_classes(ops.sum, ops.where(is_true, logits, 0.0))
-    # As in `chunked_crossentropy`: NaN is never far, and the caller repeats tokens that are far.
+    # If so, the caller repeats these tokens with the raised base. NaN never counts as far.
     far = ops.any(highest - base > FAR)
     log_sum = base + ops.log(total)
     plain = value = log_sum - true
@@ -373,8 +375,8 @@ def _differentiate(
 def choose_positions(time: int, classes: int) -> int:
     """Returns how many positions of each text `summed_crossentropy` computes at a time.
 
-    It computes twice as many logits at a time as `CHUNK` allows, because every iteration reads and
-    writes the whole gradient. Of the possible numbers, it takes one with the least padding.
+    It aims at twice as many logits at a time as `CHUNK` allows, because every iteration reads and
+    writes the whole gradient. Of the numbers with the least padding, it returns the largest.
     """
     most = max(2 * time * CHUNK // classes, SUBLANES)
     sizes = range(SUBLANES, min(most, time) + 1, SUBLANES)
@@ -387,7 +389,7 @@ def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, coun
     It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # or a later part's label would match the padding
+    row = ops.where(row < own, row, -1)  # -1, or a later part's label would match padding
     return row[..., None] == list_classes(first, count)
 
 

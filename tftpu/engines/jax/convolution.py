@@ -1,7 +1,7 @@
 """Grouped convolutions in programs for several devices.
 
-If devices hold the same examples, as along `tensor`, XLA's gradient of a grouped convolution's
-kernel is multiplied by their number (jax 0.10.2 on CPU devices; a test checks this).
+If devices hold the same examples, as along `tensor`, XLA wrongly multiplies the gradient of a
+grouped convolution's kernel by their number (jax 0.10.2 on CPU devices; a test checks this).
 Here each device convolves its own examples and groups, so XLA does not partition the convolution.
 """
 

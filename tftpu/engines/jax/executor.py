@@ -133,7 +133,7 @@ class JaxExecutor(BaseExecutor):
             for first, group in group_batches(items, hooks.every if hooks else 1):
                 if hooks is not None:
                     hooks.begin(first)
-                    values = self._eval_step.read_values()  # a callback may have changed them
+                    values = self._eval_step.read_values()  # again, as a callback may change them
                 for batch, valid in group:
                     placed = (
                         self._place_batch(batch),
@@ -318,7 +318,7 @@ class JaxTrainLoop(BaseTrainLoop):
         """Puts a batch from host memory on the devices, with padding up to the step's size."""
         layout, size = self.step.microbatching, count_examples(batch)
         if size * self._part.count == layout.padded != size:
-            return feed.place_shard(batch, self._state.layout, self._part)  # this host's part
+            return feed.place_shard(batch, self._state.layout, self._part)  # already a host's part
         expected = layout.padded if layout.examples is None else layout.examples
         if size != expected:  # padding that the step does not expect would count as examples
             raise UserError(explain_size(expected, size))

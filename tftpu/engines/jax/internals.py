@@ -27,7 +27,7 @@ def place_values_by(put: _Put) -> None:
     """Places every value assigned to a variable with `put`, from now on in this process.
 
     Keras copies a whole array from the host to one device and shards it there, so this device would
-    need memory for the largest array of a file. Keras's function also fails if several hosts have
+    need memory for the largest array in full. Keras's function also fails if several hosts have
     one device each (JAX 0.10.2).
 
     Args:

@@ -87,7 +87,7 @@ def _count_called(
 
 
 def _count_runs(equation: Any) -> int:
-    """Returns how often an equation's body runs: the iterations of a loop, or number of devices.
+    """Returns how often an equation's body runs: in the iterations of a loop, or on devices.
 
     Devices that compute the same results count once.
     """

@@ -151,7 +151,7 @@ class JaxBuiltStep:
 
 @contextlib.contextmanager
 def _naming_no_lines() -> Iterator[None]:
-    """Lowers programs without source locations inside the block.
+    """Omits source locations from the programs that are lowered in the block.
 
     With line numbers, an edit that moves the lines of a model would invalidate cached programs.
     The names of the layers stay in the program.
@@ -167,7 +167,7 @@ def _naming_no_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
-    """Sets a dtype policy in the block; raises `UserError` if JAX cannot differentiate a loop."""
+    """Sets a dtype policy in the block; raises `UserError` for loops without JAX gradients."""
     try:
         with building_under(precision):
             yield
@@ -287,7 +287,7 @@ def _list_names(state: JaxState) -> list[str]:
 def _lower_forward(step: TrainStep, shapes: StateValues) -> str:
     """Returns the HLO text of the forward pass over one microbatch of the whole mesh.
 
-    Lowered for this machine, because the matrix products inside TPU kernels would not be visible.
+    Lowers for this machine, because the matrix products inside TPU kernels would not be visible.
     """
     lowered = jax.jit(step.forward).lower(shapes, step.microbatching.microbatch)
     computation: Any = lowered.compiler_ir("hlo")

@@ -39,7 +39,7 @@ class StateValues(NamedTuple):
     """The values of all variables, in the order of the `state` of Keras's `train_step` on JAX.
 
     Attributes:
-        trainable, untrained: the values of the model's variables; seed generators' are untrained.
+        trainable, untrained: the values of the model's variables; `untrained` has the seed states.
         optimizer, metrics: the values of the variables of the model's optimizer and metrics.
     """
 

@@ -122,7 +122,7 @@ def _divide_function(
 
 
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether each dimension of this name divides into `parts` of whole units."""
+    """Returns whether dimensions of this name can have `parts` shards that divide no unit."""
     return all(
         array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)
@@ -133,5 +133,5 @@ def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[
 
 
 def _split_dimension(dim: Any) -> tuple[str, int]:
-    """Returns a dimension's name ("" if none) and the size of the units that stay whole."""
+    """Returns a dimension's name ("" if none), and the size of its indivisible units."""
     return dim if isinstance(dim, tuple) else (dim or "", 1)

@@ -285,7 +285,7 @@ class TensorFlowTrainLoop(BaseTrainLoop):
         strategy: the strategy that runs the step.
         platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         step: the train step.
-        examples: the number of examples of a shard; the rest of the shard is padding.
+        examples: the number of examples of a shard to train on; any others are padding.
 
     Attributes:
         step: the train step.

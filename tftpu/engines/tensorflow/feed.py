@@ -52,7 +52,7 @@ def iterate_training_batches(
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
         shard = context.get_per_replica_batch_size(dataset.global_batch_size)
-        # Consecutive shards of a batch go to consecutive replicas.
+        # Each host reads consecutive examples of a batch, because its replicas are consecutive.
         batches = build_training(dataset, start, class_weight, host, hosts)
         if shard * hosts < dataset.global_batch_size:
             batches = batches.rebatch(shard, drop_remainder=True)
@@ -69,8 +69,8 @@ def build_evaluation_batches(
     batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
-        # The batches repeat, and each host takes the same number of them: see
-        # `_select_part_of_host`.
+        # Counts the batches, because they repeat, and each host takes the same number of them:
+        # see `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None

@@ -37,8 +37,8 @@ def compile_function(
         with keras.StatelessScope(state_mapping=mapping):
             return function(*args)
 
-    # A TPU compiles everything anyway, and would run a nested XLA function on its host. With
-    # several CPUs, XLA looks for all variables on the first one.
+    # Uses jit_compile only on one device: a TPU compiles everything anyway, and would run a nested
+    # XLA function on its host. With several CPUs, XLA looks for all variables on the first one.
     on_tpu = isinstance(used, tf.distribute.TPUStrategy)
     alone = used.num_replicas_in_sync == 1 and not on_tpu
     if alone:

@@ -26,7 +26,7 @@ from tftpu.tensors import Nest, Tensor
 # A relative difference larger than any from rounding, for example if examples at other positions of
 # a batch are summed in another order.
 _TOLERANCE = 1e-4
-# The number of evaluations, with different seeds, to average a loss with random numbers over.
+# The number of seeds over which to average a loss that depends on random numbers.
 _DRAWS = 16
 # Packages whose layers and losses compute every example separately, except batch normalization.
 _KNOWN = ("keras", "keras_hub", "tftpu")
@@ -88,7 +88,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
 
 
 def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
-    """Returns whether an evaluation must keep batches whole: their examples affect each other.
+    """Returns whether examples of a batch affect each other, so evaluation must keep it whole.
 
     Args:
         state, batches: as for `warn_of_mixing`.
@@ -155,7 +155,7 @@ def _is_unknown(code: Any) -> bool:
 
 
 def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
-    """Returns the first examples of a global batch: up to two microbatches, an even number."""
+    """Returns an even number of a global batch's first examples, of up to two microbatches."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
     size = count_examples(batch) // parts * min(parts, 2)

@@ -218,7 +218,7 @@ def _build(model: Any, batch_spec: Nest, strategy: Any) -> Any:
     if model.run_eagerly:
         try:
             keras_internals.build(model, batch_spec)
-        except Exception:  # no symbolic `call`: the first batch builds the model
+        except Exception:  # a symbolic `call` fails, so the first batch builds the model
             logger.info("The model cannot be called on symbolic inputs.", exc_info=True)
     elif not keras_internals.overrides(model, "train_step"):
         keras_internals.build(model, batch_spec)

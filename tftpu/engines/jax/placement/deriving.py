@@ -104,7 +104,7 @@ def _choose_dimensions(
     for layer in layers:
         if isinstance(layer, keras.layers.Embedding):
             for variable in _list_own(layer):
-                if layer.input_dim in variable.shape:  # the matrix, or its transpose for the logits
+                if layer.input_dim in variable.shape:  # embeddings, or untied weights of logits
                     yield variable, tuple(variable.shape).index(layer.input_dim)
         elif id(layer) not in multiplying and not hasattr(layer, "kernel_size"):
             yield from _shard_experts(layer, width)
@@ -165,9 +165,9 @@ def _shard_outputs(product: Product) -> Iterator[tuple[keras.Variable, int]]:
 
 
 def _shard_experts(layer: keras.Layer, width: int) -> Iterator[tuple[keras.Variable, int]]:
-    """Yields variables that hold the kernels of all experts, (experts, inputs, outputs).
+    """Yields variables with a kernel per expert, (experts, inputs, outputs), and an index.
 
-    The sharded dimension is the one that does not have the model's width.
+    It is the index of the dimension to shard: the one that does not have the model's width.
     """
     for variable in _list_own(layer):
         if len(variable.shape) == 3 and list(variable.shape[1:]).count(width) == 1:

@@ -33,7 +33,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
     def place_drawn(drawn: tf.Tensor) -> jax.Array:
         # If an initializer computes its value from random numbers of another shape, as for an
-        # orthogonal matrix, each device computes the whole value.
+        # orthogonal matrix, the first device of each process computes the whole value.
         place = layout if tuple(drawn.shape) == tuple(shape) else None
         return placing.place_value(drawn.numpy(), place)
 
@@ -46,7 +46,7 @@ def _compute_value(initializer: Any, shape: Sequence[int], dtype: str, layout: A
 
         return draw
 
-    # A variable may be read for the first time, and so computed, while a step is traced.
+    # Computes the value at once, because a variable may be first read while a step is traced.
     with (
         jax.ensure_compile_time_eval(),
         keras_internals.random_functions(

@@ -27,7 +27,7 @@ def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None
     """
     array = value()
     shape, sharding, dtype = tuple(array.shape), array.sharding, np.dtype(array.dtype)
-    # Keras's "int" has 32 bits under JAX, and 64 bits under TensorFlow.
+    # Keras's "int" has 32 bits under JAX, but is saved with the 64 bits of TensorFlow.
     saved = "int64" if dtype == np.int32 else dtype.name
 
     def to_region(index: tuple[slice, ...]) -> Region:

@@ -30,7 +30,7 @@ Rule = tuple[str, Axes]
 
 @runtime_checkable
 class ShardableModel(Protocol):
-    """A model with rules for the `tensor` axis."""
+    """A model with sharding rules for the `tensor` axis."""
 
     @property
     def sharding_rules(self) -> Sequence[Rule]:

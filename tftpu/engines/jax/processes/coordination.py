@@ -140,7 +140,7 @@ def _leave() -> None:
     state: Any = distributed.global_state
     if _started[0].leave(_LEAVING):
         state.client.shutdown()  # returns when all processes have called it
-        # The other processes may not have read the service's answer yet.
+        # Waits, because other processes may not have read the service's answer yet.
         if state.service is not None:
             time.sleep(_ANSWERS)
             state.service.shutdown()
@@ -154,7 +154,7 @@ def _forget() -> None:
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
-    """Handles SIGABRT, so that a process that aborts after a host is lost exits as `Watch` would.
+    """Handles SIGABRT, so that a process that aborts after a host is lost ends as `Watch` ends it.
 
     JAX aborts if its service ends, and gloo if another host breaks the connection. The handler
     checks the service, and waits for `Watch` to end the process. Other aborts stay unchanged.

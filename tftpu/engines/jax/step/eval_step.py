@@ -101,7 +101,7 @@ class EvalStep:
             checks.refuse_states(names, *jax.jit(run_twice)(self.read_values(), first()))
 
     def predict(self, values: StateValues, seeds: list[Any], x: Nest) -> tuple[Nest, list[Any]]:
-        """Returns the model's output for a batch of features, and the new states of its seeds.
+        """Returns the model's output for a batch of features, and the new seed states.
 
         Args:
             values: the values that evaluation uses.

@@ -23,7 +23,7 @@ class MicrobatchLayout:
         shard_spec: spec of one device's shard, nested `tf.TensorSpec`s.
         microbatches: number of microbatches.
         examples: the number of examples of a batch without its padding; None: there is no padding.
-        whole: whether every device computes the whole batch, whose spec `shard_spec` then is.
+        whole: whether every device computes the whole batch; `shard_spec` is then its spec.
 
     Attributes:
         microbatches: the number of microbatches.

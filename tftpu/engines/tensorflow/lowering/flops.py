@@ -92,7 +92,7 @@ def _find_needed(graph: Any) -> list[tf.Operation]:
 
 
 def _is_differentiable(tensor: tf.Tensor) -> bool:
-    """Returns whether a gradient may flow through a tensor; it may be a tensor list or variable."""
+    """Returns whether a gradient may flow through a tensor: floats, a tensor list or variable."""
     return tensor.dtype.is_floating or tensor.dtype in (tf.variant, tf.resource)
 
 
@@ -189,7 +189,7 @@ def _choose_axes(op: tf.Operation, rank: int) -> _Axes:
 
 
 def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
-    """Returns the number of multiplications by input, not padding, of one channel of a kernel."""
+    """Returns how often one channel of a kernel multiplies a pixel of an image, not padding."""
     return math.prod(
         _count_taps_along(given[axis], output[axis], size, op, axis)
         for axis, size in zip(_choose_axes(op, output.rank).spatial, kernel)
@@ -197,7 +197,7 @@ def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) ->
 
 
 def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, axis: int) -> int:
-    """Returns, for one axis, the number of output and kernel positions that read real input."""
+    """Counts, along one axis, the pairs of output and kernel positions that read no padding."""
     stride, dilation = op.get_attr("strides")[axis], op.get_attr("dilations")[axis]
     reach = (outputs - 1) * stride + (kernel - 1) * dilation + 1
     before = max(reach - size, 0) // 2 if op.get_attr("padding") == b"SAME" else 0

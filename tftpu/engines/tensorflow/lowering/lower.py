@@ -92,7 +92,7 @@ class TensorFlowBuiltStep:
             arguments=arguments,
             layers=layers,
             numbered=True,
-            # A GroupNormalization has `groups` as well, but no kernel size.
+            # Grouped convolutions. A GroupNormalization also has `groups`, but no kernel size.
             grouped=[
                 x.name for x in flat if hasattr(x, "kernel_size") and getattr(x, "groups", 1) > 1
             ],
@@ -169,7 +169,7 @@ class TensorFlowLowering:
 
 
 class OneReplicaStrategy(tf.distribute.Strategy):
-    """A strategy of N replicas, to trace one: plain variables, and collectives as XLA ops."""
+    """A strategy to trace one of N replicas, with plain variables and XLA's collectives."""
 
     def __init__(self, replicas: int):
         super().__init__(_Extended(self, replicas))

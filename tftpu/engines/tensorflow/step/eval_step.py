@@ -77,7 +77,7 @@ class EvalStep:
     def predict(self, x: Nest) -> Nest:
         """Returns the model's output for one replica's shard of the features."""
         outputs, seeds = forward.predict(self._state, x)
-        if self._state.replicas == 1:  # replicas would draw the same random numbers
+        if self._state.replicas == 1:  # several would draw the same numbers anyway
             for variable, value in seeds:
                 variable.value.assign(value)
         return outputs

@@ -27,7 +27,7 @@ class ShardResult(NamedTuple):
         reached: whether the loss depends on each variable.
         statistics: new moving statistics, averaged over the microbatches.
         metrics: the states of the metrics for this shard.
-        losses: this shard's summand of the loss, and of each of its terms.
+        losses: this shard's contribution to the loss, and to each of its terms.
     """
 
     grads: list[Tensor]
@@ -120,7 +120,7 @@ class ShardGradients:
     def _compute_divisors(
         self, context: Context, batch: Nest, trainable: list[Tensor], statistics: list[Tensor]
     ) -> list[Any]:
-        """Returns the global divisor of each loss term, floats if none depends on the data."""
+        """Returns the global divisor of each loss term; floats if none depends on the data."""
         known = [value for value in self._described.divisors if value is not None]
         if len(known) == len(self._terms):
             return known
