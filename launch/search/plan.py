@@ -27,7 +27,7 @@ PRUNERS = ("median", "hyperband", "none")
 # Fields of a plan that have flags.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # fields that may change when a search is continued
-_SHOWN = 5  # most differing fields that are shown
+_SHOWN = 5  # largest number of differing fields that are shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

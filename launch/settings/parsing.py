@@ -119,7 +119,7 @@ def _split(
         if not is_override and flag is None:
             configs = [w.partition("=")[2] for w in named if w.startswith("--config=")]
             if not any(one.word and one.name == "workdir" for one in flags.values()):
-                configs = [*alone, *configs, ""]  # commands on runs need --config for overrides
+                configs = [*alone, *configs, ""]  # the config may be the argument CONFIG
             config = configs[0] if overridable and configs else None
             near = _suggest(name, [*flags], [*names], config)
             sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
@@ -134,7 +134,7 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        is_text = flag is not None and flag.metavar == "TEXT"  # commands check for empty text
+        is_text = flag is not None and flag.metavar == "TEXT"  # may be empty: commands check that
         if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:
