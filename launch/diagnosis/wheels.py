@@ -338,7 +338,7 @@ def _find_owner(installed: dict[str, Distribution]) -> str | None:
 
 
 def _find_damaged(distribution: Distribution) -> list[str]:
-    """Returns missing and resized files of a wheel, and changed ones of a sample of its code."""
+    """Returns a wheel's files that are missing or resized, or that a sample shows to be changed."""
     record, folder = _read_record(distribution), _locate_folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]

@@ -445,7 +445,7 @@ def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def _count_parts(candidate: Candidate) -> int:
-    """Returns the number of microbatches if unestimated memory is of activations, otherwise 1."""
+    """Returns the microbatches, or 1 if memory beyond the estimate does not shrink with them."""
     return candidate.microbatches if _keeps_activations(candidate) else 1
 
 

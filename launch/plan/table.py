@@ -234,7 +234,7 @@ def _format_least(search: Search, name: str) -> str:
 
 
 def describe_losers(search: Search) -> list[str]:
-    """Returns a line for each slice whose row may not be its best, because others were pruned."""
+    """Returns a line for each slice whose row may not be its best, as candidates were pruned."""
     lines = []
     for place, first in enumerate(search.list_firsts()):
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}

@@ -114,7 +114,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
         for change in overrides:
-            # Another place of the base weights is allowed: a digest shows if they are the same.
+            # Another path of the base weights is allowed: a digest shows if they are the same.
             if not (
                 experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
             ):

@@ -77,7 +77,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields settings with a given value of a field; from the second on, the others are random."""
+    """Yields settings with a given value of a field; after the first, the others are random."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}

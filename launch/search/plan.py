@@ -225,7 +225,7 @@ def _describe_change(before: Plan, plan: Plan) -> str:
     # Overrides are not compared: if they change the run, they change `fields`.
     left_out = ("overrides", *_LATER)
     names = [field.name for field in dataclasses.fields(Plan) if field.name not in left_out]
-    # The metric comes first, and the fields of the config last.
+    # Only the first difference is returned, so the metric comes first and the config's fields last.
     for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
         was, now = getattr(before, name), getattr(plan, name)
         if name == "fields":

@@ -35,7 +35,7 @@ from tftpu.storage import files, side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
-# Arguments that give `OptimizerConfig` the defaults of Keras's optimizers, except its decay.
+# Arguments that, beside decay="constant", give `OptimizerConfig` a Keras optimizer's defaults.
 _KERAS_DEFAULTS = {
     "adamw": ", weight_decay=0.004",
     "lars": ", learning_rate=1.0",

@@ -54,7 +54,7 @@ _PERIOD = "a time such as 30s, 5m, 2h or 7d"
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-class Incomplete(UserError):  # noqa: N818 (the line is incomplete)
+class Incomplete(UserError):  # noqa: N818 (named after the command line)
     """A command line that lacks a required flag."""
 
 
