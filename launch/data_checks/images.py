@@ -11,7 +11,7 @@ from tftpu.runtime.notes import without_notes
 from tftpu.runtime.slow import report_activity
 
 _SHOWN = 10  # largest number of damaged images that are named
-_DECODED = 200  # images that are decoded before the time since the last line is checked
+_DECODED = 200  # images that are decoded between two looks at the clock
 _PROGRESS = 10.0  # seconds between two lines of progress
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SECONDS = 10.0  # seconds between two lines of progress
 ROWS = 5  # largest number of predictions that are printed
 _VALUES = 20  # longest list that is printed
-_VALUES_BESIDE_CLASS = 5  # in a row with a class, whose top5 is printed, but not its values
+_VALUES_BESIDE_CLASS = 5  # longest list that is printed beside a class: its top5
 
 
 class ProgressPrinter:

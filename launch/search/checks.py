@@ -62,7 +62,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that is invalid with all tried values of the other fields."""
+    """Raises `UserError` for a value that is invalid in each tried combination with others."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))

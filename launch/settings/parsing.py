@@ -167,7 +167,7 @@ def _suggest(name: str, flags: Sequence[str], known: Sequence[str], config: str 
 
 
 def list_config_fields(config: str) -> dict[str, str]:
-    """Returns paths such as "train.steps" by field name; for a user's config, of common fields."""
+    """Returns paths such as "train.steps" by field name; for a user's config, only common ones."""
     if config in config_flags.list_names():
         return config_flags.list_fields(config_flags.load(config, []))
     return {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}
