@@ -6,8 +6,8 @@
 Recipe: Devlin et al. 2018 (https://arxiv.org/abs/1810.04805), section 4.1: 93.5 % on the test
 set, on the validation set about 92.5 %. Not run here. `init_from` is a folder with the
 model.safetensors of Hugging Face's google-bert/bert-base-uncased. `data_dir` holds TFRecord files
-named train* and validation* of 128 token ids a sentence with its [CLS] and [SEP], segments (1, and
-0 for padding) and the label.
+named train* and validation* of 128 token ids a sentence with its [CLS] and [SEP], segment ids (1,
+for padding 0) and the label.
 """
 
 from tftpu import models

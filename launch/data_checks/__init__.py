@@ -2,4 +2,4 @@
 
 from typing import Any
 
-Pipeline = Any  # returned by `tftpu.input_pipelines.training`; importing it loads TensorFlow
+Pipeline = Any  # of `tftpu.input_pipelines.training`, whose import would load TensorFlow

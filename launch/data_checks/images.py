@@ -11,7 +11,7 @@ from tftpu.runtime.notes import without_notes
 from tftpu.runtime.slow import report_activity
 
 _SHOWN = 10  # largest number of damaged images that are named
-_DECODED = 200  # images that are decoded before progress may be printed again
+_DECODED = 200  # images that are decoded between two looks at the clock
 _PROGRESS = 10.0  # seconds between two lines of progress
 
 
@@ -49,7 +49,7 @@ def inspect_images(data: Any) -> Iterator[Finding]:
         if time.monotonic() - said >= _PROGRESS:
             report_activity(f"{first:,} of {len(paths):,} images")
             said = time.monotonic()
-        with without_notes((b"",)):  # decoders print errors without the file's name
+        with without_notes((b"",)):  # hides decoders' errors, which do not name the file
             damaged |= image_survey.find_damaged(paths[first : first + _DECODED])
     yield _describe_damaged(damaged, len(paths), data.on_bad_record == "skip")
 

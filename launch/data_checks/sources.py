@@ -120,7 +120,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
 
 
 def _count_bytes(array: np.ndarray) -> int:
-    """Returns the bytes of an array's elements, including texts."""
+    """Returns the size of an array's elements in bytes, including texts."""
     return array.nbytes if array.dtype != object else sum(map(sys.getsizeof, array.flat))
 
 

@@ -116,7 +116,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
         experiment, train=dataclasses.replace(experiment.train, steps=1, epochs=None)
     )
     try:
-        if build.has_objectives(experiment):  # its losses may take any values
+        if build.has_objectives(experiment):  # the model's own losses may take any labels
             return []
         devices = selection.connect("none", 1, keras.backend.backend()).scope()
         with devices, own_code.failures_of_class(experiment.model, "build"):
@@ -130,7 +130,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
             if outside:
                 return [Finding("error", f"in the first batches, {outside}.")]
             values = np.ravel(limit.values)
-            allowed = values[(values >= 0) & (values < limit.size)]  # the rest has weight 0
+            allowed = values[(values >= 0) & (values < limit.size)]  # others have weight 0
             seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
     found = []
     for owner, parts in seen.items():
@@ -155,7 +155,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns ids of features (part 0) or labels (1) whose weight is not 0; None without ids."""
+    """Returns ids of features (part 0), or of labels with a weight (part 1); None without ids."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):

@@ -11,7 +11,7 @@ _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.lis
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report: where the credentials are, but no secret."""
+    """Returns the facts for the top of the report: the kind and place of the credentials."""
     path = _locate_credentials(machine)
     if path is not None and path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}

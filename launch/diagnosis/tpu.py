@@ -34,7 +34,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Finds the problems, except packages, that keep TensorFlow from using the TPU."""
+    """Finds the problems other than packages that keep TensorFlow from using the TPU."""
     if list_devices(machine):
         found = [
             _find_holder(machine) or _find_stale_lockfile(machine),

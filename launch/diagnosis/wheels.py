@@ -20,7 +20,7 @@ PYTHONS = ((3, 11), (3, 13))
 # The libtpu versions that each release of tensorflow-tpu runs with. Release 2.20.0 requires
 # ~=0.0.14, which allows versions from 0.0.46 on. These lack ConfigureDistributedTpuOp_DoWork, so
 # the import aborts.
-LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # first, first unsupported
+LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # first, after the last
 _TPU_WHEELS = "'tensorflow-tpu==2.20.0' 'libtpu==0.0.14'"
 _HASHED_FILES = 12
 
@@ -92,7 +92,7 @@ def jax_drives_tpus(machine: Machine) -> bool:
 def _find_jax_only_problem(
     machine: Machine, installed: dict[str, Distribution], by_jax: bool
 ) -> Problem | None:
-    """Returns the problem that only JAX supports the attached TPU, but lacks packages for it."""
+    """Returns the problem of a TPU that only JAX supports, if JAX's packages for it are missing."""
     name = find_attached_tpu(str(machine.root), machine.environ)
     generation = GENERATIONS.get(name or "")
     if by_jax or generation is None or generation.supports_tensorflow:
@@ -319,7 +319,7 @@ def _find_installed(machine: Machine) -> dict[str, Distribution]:
 
 
 def _find_owner(installed: dict[str, Distribution]) -> str | None:
-    """Returns the wheel whose recorded hashes match the files; None if the files are mixed.
+    """Returns the wheel whose recorded hashes match the files; None if they are of several wheels.
 
     Only the smallest files on which the records disagree are hashed, because the libraries are a
     gigabyte in size.
@@ -338,7 +338,7 @@ def _find_owner(installed: dict[str, Distribution]) -> str | None:
 
 
 def _find_damaged(distribution: Distribution) -> list[str]:
-    """Returns files of a wheel that are missing or have another size, and changed small files."""
+    """Returns a wheel's files that are missing or resized, or that a sample shows to be changed."""
     record, folder = _read_record(distribution), _locate_folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]

@@ -50,7 +50,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
         for process in running:
             process.send_signal(number)
 
-    earlier = signal.signal(signal.SIGTERM, forward)  # a training saves a checkpoint before it ends
+    earlier = signal.signal(signal.SIGTERM, forward)  # on SIGTERM, `tftpu train` saves
     process = subprocess.Popen(command)
     running.append(process)
     if notices:  # a signal arrived before the process was started
@@ -142,7 +142,7 @@ def check(
         config: name of a config, or path of one in the image.
         data_dir: the folder of the data; "": the config's own.
         overrides: changes of the config, as on the command line.
-        condition: the condition of the gate after the training, whose metrics must be the config's.
+        condition: the condition of the gate after the training; may name only the config's metrics.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []

@@ -20,7 +20,7 @@ _KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
 # Fitted to 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, with errors up to
 # 37 %: products run below peak, and activations are written and read several times.
 _WORK, _PASSES = 1.3, 8
-_BLOCK_SUMS = 4  # a block's all-reduces over `tensor`: after attention and MLP, also backward
+_BLOCK_SUMS = 4  # all-reduces of a block over `tensor`: of attention and MLP, in both passes
 
 
 @dataclasses.dataclass(frozen=True)

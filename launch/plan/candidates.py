@@ -106,7 +106,7 @@ class Space:
             return []
 
     def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
-        """Returns a slice and a mesh for each result of `name_state`, each way to shard the state.
+        """Returns a slice and a mesh for each way to shard the state, by its `name_state`.
 
         Args:
             targets: the slices. Meshes that do not divide the global batch are left out.
@@ -207,7 +207,7 @@ class Space:
         if self.remat_field == "train.remat" and not blocks:
             return ["none"]
         left_out = () if self.has_mesh else JAX_REMATS
-        kernel = "attention"  # without the flash kernel, the same as "block"
+        kernel = "attention"  # left out without the flash kernel, where it equals "block"
         kept = {self.read_remat(), *([kernel] if attention == "flash" else [])}
         return [r for r in REMATS if r not in left_out and (r != kernel or r in kept)]
 

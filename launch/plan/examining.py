@@ -143,7 +143,7 @@ class PlanExaminer:
         ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
         with Progress() as progress:
             processes = Processes(progress)
-            parts: dict[Candidate, Processes] = {}  # of each candidate, to end it alone
+            parts: dict[Candidate, Processes] = {}  # to end one candidate, not all
 
             def choose() -> tuple[Candidate, Processes] | None:
                 with changed:

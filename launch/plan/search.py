@@ -24,7 +24,7 @@ from tftpu.config.mesh import DATA, FSDP, parse_mesh
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 
-# Ordered by the activations that they keep: the first keeps most, and is the fastest.
+# Kinds of rematerialization, from the one that keeps most activations, and is the fastest.
 _BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 
@@ -144,7 +144,7 @@ class Search:
     ):
         self.goal = goal
         self._own = set(own)  # empty once one of them was chosen
-        self._named = set(named)  # those without a priced candidate
+        self._named = set(named)  # a slice is removed when it has a price
         self._estimates = {one.candidate: one for one in estimates}
         # The largest number of bytes by which a program exceeded its estimate, negative if none
         # did, by `_name_memory`.
@@ -184,9 +184,9 @@ class Search:
         """Returns the most promising candidate, and marks it as running; None if there is none.
 
         Candidates on an idle slice and mesh come first, because the verdict on a running one
-        decides about others there. On a busy one, a candidate must need less memory. Until a
-        candidate fits, idle slices come first, because compilers are several times as fast for some
-        generations as for others. After that, named slices without a price come first.
+        decides about others there. Otherwise one must need less memory than those running there.
+        Until a candidate fits, idle slices come first, because compilers are several times as fast
+        for some generations as for others. After that, named slices without a price come first.
         """
         self._prune()
         busy = {(one.slice, one.mesh) for one in self._running}
@@ -269,10 +269,10 @@ class Search:
         return min(left, key=self.rank_likely, default=None)
 
     def list_unpriced(self) -> dict[str, Estimate | collections.Counter[str]]:
-        """Returns each unpriced slice's most promising candidate, or the reasons of pruning.
+        """Returns the most promising candidate of each slice on which none fits yet.
 
-        The reasons are counted; there are none if all candidates were compiled and none fits.
-        Slices on which a candidate fits are left out.
+        Where none is left to compile, the reasons of pruning are counted instead; there are none
+        if all candidates were compiled.
         """
         priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
         found: dict[str, Estimate | collections.Counter[str]] = {}
@@ -321,7 +321,7 @@ class Search:
         return self._estimates[candidate].usd_hour
 
     def find_least(self, name: str) -> tuple[float, float]:
-        """Returns the least seconds of a step on a slice, at peak, and its dollars per hour."""
+        """Returns the seconds of a slice's fastest step at peak speed, and its dollars per hour."""
         least = [
             e
             for e in self._estimates.values()
@@ -409,8 +409,8 @@ class Search:
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE
             if verdict.step_seconds and _does_more(one.candidate, other):
-                # Keeping more activations may cost more memory traffic than it saves time. But
-                # "offload" does the work of "block", and copies to the host.
+                # Recomputing more may be faster, because it saves memory traffic. But "offload"
+                # recomputes as much as "block", and also copies to the host.
                 known = one.candidate.remat in (other.remat, "offload")
                 if known or self.expect_seconds(one) >= verdict.step_seconds:
                     return SLOWER
@@ -445,7 +445,7 @@ def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def _count_parts(candidate: Candidate) -> int:
-    """Returns the number of microbatches if they divide memory beyond the estimate, otherwise 1."""
+    """Returns the microbatches, or 1 if memory beyond the estimate does not shrink with them."""
     return candidate.microbatches if _keeps_activations(candidate) else 1
 
 

@@ -141,7 +141,7 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
 
 
 def describe_hours(search: Search) -> str:
-    """Returns the chips and the price of an hour of each slice."""
+    """Returns a line with the number of chips and the hourly price of each slice."""
     hours = {one.slice: search.find_usd_hour(one) for one in search.candidates}
     said = (
         f"{name} ({counted(parse_slice(name).chips, 'chip')}) {format_price(usd)}"
@@ -234,7 +234,7 @@ def _format_least(search: Search, name: str) -> str:
 
 
 def describe_losers(search: Search) -> list[str]:
-    """Returns a line about each slice whose best candidate may not be known."""
+    """Returns a line for each slice whose row may not be its best, as candidates were pruned."""
     lines = []
     for place, first in enumerate(search.list_firsts()):
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SECONDS = 10.0  # seconds between two lines of progress
 ROWS = 5  # largest number of predictions that are printed
 _VALUES = 20  # longest list that is printed
-_VALUES_BESIDE_CLASS = 5  # the same in a row with a class, to print its top5
+_VALUES_BESIDE_CLASS = 5  # longest list that is printed beside a class: its top5
 
 
 class ProgressPrinter:
@@ -81,7 +81,7 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints predictions as lines of JSON without long lists; skips rows without other values."""
+    """Prints predictions as lines of JSON without long lists; skips rows that have nothing else."""
     from tftpu.input_pipelines.formats.results import KEYS
 
     for row in rows:

@@ -64,7 +64,7 @@ def open_records(
 def name_labels(
     records: "UnlabelledRecords", data: DataConfig, names: list[str] | None
 ) -> "UnlabelledRecords":
-    """Returns the records with the class name beside a kept label, if that is a class id."""
+    """Returns the records with the class name beside a kept label, if the label is a class id."""
     label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
     read = records.fields
     if names is None or read is None or label not in records.names:

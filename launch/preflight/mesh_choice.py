@@ -45,7 +45,7 @@ def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
 
 
 def find_fitting(slice_name: str, words: Sequence[str]) -> str:
-    """Returns, of a slice's meshes that fit, the one that shards a config's model least.
+    """Returns the mesh that shards a config's model least, of those that fit on a slice.
 
     Args:
         slice_name: the name of the slice, such as "v5e-8".

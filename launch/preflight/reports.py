@@ -83,7 +83,7 @@ def read_settings(workdir: str) -> str | None:
 
 
 def describe_other(settings: str) -> str:
-    """Returns what a report whose digest differs describes, such as "of another model"."""
+    """Returns what distinguishes a report with another digest, such as "of another model, …"."""
     other = "of another model, batch, precision or mesh"
     return other if settings else f"of an older tftpu, or {other}"
 

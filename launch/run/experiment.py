@@ -52,7 +52,7 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     """
     model = build_layers(experiment)
     if has_objectives(experiment):
-        return model  # the model trains with its objectives
+        return model  # it trains with its objectives, not with a compiled loss
     if model.compiled and experiment.loss is None:  # a KerasHub task compiles itself with a loss
         given = {
             name: keras_objects.build_objects(getattr(experiment, name), name)
@@ -82,7 +82,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
         models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
     if config.freeze:
         models.freeze(model, config.freeze)
-    scales = experiment.prepared_data is experiment.data  # else a preprocessor scales the pixels
+    scales = experiment.prepared_data is experiment.data  # otherwise a preprocessor scales pixels
     if scales and getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardize_pixels(model)
     return model
@@ -99,7 +99,7 @@ def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
 
 
 def remove_adapters(experiment: Experiment) -> ModelConfig:
-    """Returns the hyper-parameters of a model without its adapters."""
+    """Returns the config of an experiment's model, without adapters."""
     return dataclasses.replace(experiment.model, lora=0, lora_targets="", lora_base="")
 
 
@@ -189,7 +189,7 @@ def list_hyperparameters(experiment: Experiment) -> dict[str, bool | int | float
     for group in dataclasses.fields(experiment):
         value = getattr(experiment, group.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, KerasObject | Function):
-            fields = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType] (an instance)
+            fields = dataclasses.asdict(value)  # pyright: ignore[reportArgumentType] (no class)
             found |= {f"{group.name}.{name}": part for name, part in fields.items()}
         elif value != ():
             found[group.name] = getattr(value, "name", value)

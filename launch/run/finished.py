@@ -38,7 +38,7 @@ _LENGTH = 1 << 30  # steps; any length will do, because no schedule is used
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedRunOptions(Overrides):
-    """The option that names the code of a finished run."""
+    """The option that names the config of a finished run."""
 
     OVERRIDES_HELP = (
         "field of the config that --config names; if the run has a config.json, only the path of "
@@ -114,7 +114,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
         for change in overrides:
-            # Another place of the base weights is allowed: a digest shows if they are the same.
+            # Another path of the base weights is allowed: a digest shows if they are the same.
             if not (
                 experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
             ):
@@ -216,7 +216,7 @@ def switch_adapters_off(experiment: Experiment, trainer: "Trainer") -> "Trainer"
     from tftpu.launch.run import experiment as build
 
     models.switch_adapters_off(trainer.model)
-    # Without `ema_momentum`, because an evaluation would use the averaged weights.
+    # Without `ema_momentum`, so that evaluations use these weights, not averages.
     plain = dataclasses.replace(experiment.train, ema_momentum=None)
     return build.wrap_model(dataclasses.replace(experiment, train=plain), trainer.model, None)
 
@@ -245,7 +245,7 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
     from tftpu import input_pipelines
 
     seen = evaluation = build.build_evaluation_data(experiment)
-    if evaluation is None:  # a batch gives the shapes of the model's inputs
+    if evaluation is None:  # a training batch gives the inputs' shapes instead
         training = build.build_training_data(experiment)
         seen = input_pipelines.starting_at(training, 0).take(1)
     return _restore(build, engine, experiment, workdir, seen, evaluation)

@@ -109,7 +109,7 @@ def _list_loaded() -> list[str]:
 def _hash_code(path: str) -> str:
     """Returns the digest of a file's code, or "" if it cannot be read.
 
-    Comments do not count, nor does `get_config`, whose fields the run keeps.
+    Comments do not count, nor does `get_config`, whose result the run has recorded.
     """
     try:
         tree = ast.parse(Path(path).read_bytes())

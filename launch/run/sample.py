@@ -96,7 +96,7 @@ def find_prompt(data: DataConfig) -> str:
         data: the data of the run.
 
     Returns:
-        See `find_question`; a default beginning if no text file is on this machine.
+        The prompt; a default beginning if this machine has no suitable text.
     """
     question, texts = find_question(data)
     return question or _choose_words(texts)
@@ -118,7 +118,7 @@ def find_question(data: DataConfig) -> tuple[str, list[str]]:
         data: the data of the run.
 
     Returns:
-        The question is "" if the texts contain none, or none of the first is short enough.
+        The question, "" if those texts have no short one; and those texts.
     """
     prompts = getattr(data, "prompt", "")
     texts = _read_texts(data, str(prompts or getattr(data, "field", "")))
@@ -153,7 +153,7 @@ def _read_texts(data: DataConfig, field: str) -> list[str]:
 
 
 def _choose(found: Iterable[str], most: int) -> str:
-    """Returns the second text that suits a command line, as the first may be held out; or ""."""
+    """Returns the second text that suits a command line, as evaluation may use the first; or ""."""
     able = (one for one in found if len(one) <= most and one.replace("\n", "").isprintable())
     suited = list(itertools.islice(able, 2))
     return suited[-1] if suited else ""
@@ -164,7 +164,7 @@ def _has_letters(words: str) -> bool:
     return 2 * sum(map(str.isalpha, words)) > len(words)
 
 
-# Writers with their compiled programs, by executor: every evaluation of a run draws a sample.
+# Writers with compiled programs, by executor; kept, as every evaluation of a run draws a sample.
 _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
 
 

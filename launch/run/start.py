@@ -26,7 +26,7 @@ from tftpu.runtime import goodput, slow
 from tftpu.storage import files, locks, side_files
 
 _LONG = 200  # characters; longer lists and flags are not quoted in messages
-_MOST = 5  # fields that a message names
+_MOST = 5  # largest number of fields that a message names
 _GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
 
 
@@ -169,7 +169,7 @@ def _check_same_run(
     read: Callable[..., dict[str, Any] | None] = side_files.read,
     options: Options | None = None,
 ) -> None:
-    """Raises `UserError` if the workdir holds checkpoints of another model, data or objective.
+    """Raises `UserError` if the workdir holds checkpoints of a run with other settings.
 
     Args:
         experiment: the experiment to train.
@@ -235,7 +235,7 @@ def _build_refusal(
         f"The workdir {workdir!r} holds a run with another {' and '.join(by_group)} configuration: "
         f"{shown}. {advice}"
     )
-    if options and has_ended:  # restoring its config would leave nothing to train
+    if options and has_ended:  # with its old config, nothing would be left to train
         again = parsing.to_argv(dataclasses.replace(options, workdir=files.suggest_path(workdir)))
         error.add_note(f"Type: tftpu train {shlex.join(again)}")
     elif options and all(flags) and len(flags) <= _MOST:

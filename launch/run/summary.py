@@ -175,7 +175,7 @@ def _list_speed_rows(
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     whole = trainer.step * experiment.data.global_batch_size / training if training else rate
-    if waited > training / 2 and whole < rate:  # `rate` is without the first steps
+    if waited > training / 2 and whole < rate:  # `whole` counts the first steps, too
         rows.append(
             ("", f"{format_metric(whole)} examples/s with the first steps, which waited for input")
         )

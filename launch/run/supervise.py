@@ -88,7 +88,7 @@ def _build_preexec_fn(parent: int) -> Callable[[], None] | None:
     """Returns a function that the child calls first, to get SIGTERM when this process ends."""
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # the library is loaded before the fork
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loading it after a fork could deadlock
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

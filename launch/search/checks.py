@@ -62,7 +62,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that is invalid with all tried values of the other fields."""
+    """Raises `UserError` for a value that is invalid in each tried combination with others."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
@@ -77,7 +77,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields settings with a given value of a field; from the second on, the others are random."""
+    """Yields settings with a given value of a field; after the first, the others are random."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}

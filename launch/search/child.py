@@ -21,8 +21,8 @@ PRELOADED = ("tftpu.launch.run.training", "tftpu.launch.search.child")
 PRUNE = "prune"
 DIVERGED = "diverged"
 HELD = "held"
-_NOTED = 0.5  # seconds in which a signal that was sent takes effect
-_PATIENCE = 120.0  # seconds in which the process of a killed worker may save and end
+_NOTED = 0.5  # seconds in which a signal arrives after it was sent
+_PATIENCE = 120.0  # seconds that the process of a killed worker may take to save and end
 
 
 def start_server() -> None:
@@ -145,7 +145,7 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
             self._begun = False
 
         def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            if not self._begun and epoch:  # the answer to the last evaluation may have been lost
+            if not self._begun and epoch:  # resumed: the last answer may have been lost
                 self._ask(epoch, None, False, f"Pruned after evaluation {epoch}.")
             self._begun = True
 
@@ -190,6 +190,6 @@ def _ask_worker(connection: Connection, message: tuple[int, float | None, bool])
     finally:
         signal.signal(signal.SIGTERM, before)
     _, _, last = message
-    if not last:  # waits for the signal, so that no unwanted steps are trained
+    if not last:  # a signal that was sent ends the run before another step
         time.sleep(_NOTED)
     return ""

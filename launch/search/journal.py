@@ -50,7 +50,7 @@ class Journal(BaseJournalBackend):
                 self._read_new()
 
     def _read_new(self) -> None:
-        # A file is created after all earlier ones, so all files up to the highest can be read.
+        # A file is created after all earlier ones, so none below the highest may be missing.
         listed = 0 if self._files else _find_highest(self._folder) + 1
         while (data := _read_content(self._resolve_path(self._files))) is not None:
             try:

@@ -136,7 +136,7 @@ def _draw_parallel(
             heights,
             color=colours.get(trial.number, _GREY),
             linewidth=2.5 if trial is ranked[0] else 1.2,
-            marker="o",  # for values without neighbours, which no line reaches
+            marker="o",  # shows values between missing ones, which no line reaches
             markersize=3,
             alpha=1 if trial.number in colours else 0.6,
         )

@@ -27,7 +27,7 @@ PRUNERS = ("median", "hyperband", "none")
 # Fields of a plan that have flags.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # fields that may change when a search is continued
-_SHOWN = 5  # most differing fields that are shown
+_SHOWN = 5  # largest number of differing fields that are shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ def _describe_change(before: Plan, plan: Plan) -> str:
     # Overrides are not compared: if they change the run, they change `fields`.
     left_out = ("overrides", *_LATER)
     names = [field.name for field in dataclasses.fields(Plan) if field.name not in left_out]
-    # The metric comes first, and the fields of the config last.
+    # Only the first difference is returned, so the metric comes first and the config's fields last.
     for name in sorted(names, key=lambda name: (name != "metric", name == "fields")):
         was, now = getattr(before, name), getattr(plan, name)
         if name == "fields":

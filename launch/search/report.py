@@ -14,7 +14,7 @@ from tftpu.launch.search.worker import format_overrides
 from tftpu.storage import files
 
 FEWEST = 4  # complete trials that a picture needs
-_ROWS = 5  # most trials that are shown, the best ones
+_ROWS = 5  # number of best trials that are shown
 _NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",

@@ -32,7 +32,7 @@ class ClaimedTrial:
         frozen: a copy of the trial's record when it was claimed.
         words: the overrides that the trial draws.
         resumed: whether another worker has begun the trial.
-        claim: the claim, which is held until it is closed.
+        claim: the claim, which is released when it is closed.
     """
 
     trial: optuna.Trial

@@ -1,7 +1,7 @@
 """Watches the locks of other workers of a search, on this machine and on others.
 
-Claiming a folder in a bucket means to wait for a heartbeat of an owner on another machine. A worker
-checks many such folders repeatedly, so it remembers what it saw instead of waiting.
+Claiming a folder in a bucket means waiting for a heartbeat of its owner on another machine. A
+worker checks many such folders repeatedly, so it remembers what it saw instead of waiting.
 """
 
 import time

@@ -127,7 +127,7 @@ class Workers:
         try:
             child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
-            # A signal to all processes may also have ended the server that forks the trials.
+            # A signal may have ended the server that forks trials, and soon stops this search.
             if self._stopped.wait(_POLL_S):
                 return
             raise

@@ -35,7 +35,7 @@ from tftpu.storage import files, side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
-# Arguments that give `OptimizerConfig` the defaults of Keras's optimizers, except its decay.
+# Arguments that, beside decay="constant", give `OptimizerConfig` a Keras optimizer's defaults.
 _KERAS_DEFAULTS = {
     "adamw": ", weight_decay=0.004",
     "lars": ", learning_rate=1.0",
@@ -79,7 +79,7 @@ def load(name: str, overrides: list[str]) -> Experiment:
         "predicts the memory, time and price of its model."
     )
     if code and not any(word in code.file.read_bytes() for word in (b"get_config", b"import *")):
-        raise missing  # before it runs: it may be a script that trains
+        raise missing  # not imported, because it may be a script that trains
     module = _import_module(name, code)
     if not hasattr(module, "get_config"):
         raise missing
@@ -196,7 +196,7 @@ def load_space(name: str) -> tuple[str, ...]:
 def find_config_of_run(folder: str) -> str | None:
     """Returns the name or path of the config that a run was trained with; None if unknown.
 
-    For a config of tftpu, no file is recorded, so its name is guessed from that of the folder.
+    A run of a config of tftpu records no file, so the config is guessed from the folder's name.
     """
     path = files.join(folder, "config.json")
     if not files.exists(path):

@@ -26,7 +26,7 @@ FOLDERS = ("DIR", "RUN")  # placeholders for a folder, local or gs://; RUN: the 
 ADDRESS = "KIND:WHAT"  # placeholder for the address of records, such as images:FOLDER
 TIME = "TIME"  # placeholder for a number of seconds, or a text such as "90m"
 KINDS = (bool, int, float, str)
-_SPEC = "tftpu_flag"  # the key in a field's metadata
+_SPEC = "tftpu_flag"  # the key of a flag's declaration in its field's metadata
 
 
 class Options(Protocol):
@@ -79,7 +79,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class _FlagSpec:
-    """The declaration of a flag in its field."""
+    """The declaration of a flag, in its field's metadata."""
 
     help: str
     shown: str | None = None

@@ -54,7 +54,7 @@ _PERIOD = "a time such as 30s, 5m, 2h or 7d"
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-class Incomplete(UserError):  # noqa: N818 (the line is incomplete)
+class Incomplete(UserError):  # noqa: N818 (named after the command line)
     """A command line that lacks a required flag."""
 
 
@@ -119,7 +119,7 @@ def _split(
         if not is_override and flag is None:
             configs = [w.partition("=")[2] for w in named if w.startswith("--config=")]
             if not any(one.word and one.name == "workdir" for one in flags.values()):
-                configs = [*alone, *configs, ""]  # commands on runs need --config for overrides
+                configs = [*alone, *configs, ""]  # the config may be the argument CONFIG
             config = configs[0] if overridable and configs else None
             near = _suggest(name, [*flags], [*names], config)
             sources = [flag.name for flag in flags.values() if flag.metavar == ADDRESS]
@@ -134,7 +134,7 @@ def _split(
                 usage = f"--{name}={flag.metavar} ({flag.help})" if flag else f"--{name}=VALUE"
                 raise UserError(f"--{name} has no value: write {usage}.")
             equals, value = "=", rest.pop(0)
-        is_text = flag is not None and flag.metavar == "TEXT"  # commands check for empty text
+        is_text = flag is not None and flag.metavar == "TEXT"  # may be empty: commands check that
         if equals and not value and not is_override and not is_text:
             raise UserError(f"--{name} has no value: write --{name}=VALUE, or leave it out.")
         if flag is not None and name in flag.aliases:
@@ -167,7 +167,7 @@ def _suggest(name: str, flags: Sequence[str], known: Sequence[str], config: str 
 
 
 def list_config_fields(config: str) -> dict[str, str]:
-    """Returns paths such as "train.steps" by field name; for a user's config, of common fields."""
+    """Returns paths such as "train.steps" by field name; for a user's config, only common ones."""
     if config in config_flags.list_names():
         return config_flags.list_fields(config_flags.load(config, []))
     return {f: f"{g}.{f}" for g, kind in reversed(_GROUPS.items()) for f in read_fields(kind)}

@@ -1,4 +1,4 @@
-"""The weights beside a SavedModel of `run_fn`, from which a later run can begin."""
+"""The weights in a SavedModel of `run_fn`, from which a later run can begin."""
 
 import tempfile
 from collections.abc import Callable

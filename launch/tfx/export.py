@@ -43,7 +43,7 @@ def write(experiment: Experiment, workdir: str, to: str) -> None:
     module: Any = serving.module()
     signatures = {"serving_default": serving.function.get_concrete_function()}
     if features.transform:
-        module.transform = features.transform.layer  # holds its tables and vocabularies
+        module.transform = features.transform.layer  # to save its tables and vocabularies, too
         signatures["transform_features"] = _trace_transform(features.transform)
     tf.saved_model.save(module, to, signatures)
     base.write(model, to)

@@ -56,7 +56,7 @@ class Features:
         self.stored: FeatureSpec = self._applied.find_needed(taken) if self._applied else taken
 
     def batch(self, serialized: Any) -> tuple[dict[str, Any], Any]:
-        """Returns features by name, and labels, from examples of a file, (batch,) strings."""
+        """Returns features by name, and labels, from serialized examples, (batch,) strings."""
         if self._applied:
             found = self._applied(serialized, self.stored)
         else:
@@ -67,7 +67,7 @@ class Features:
         return self._select_features(found), label
 
     def select_served(self) -> FeatureSpec:
-        """Returns the features that raw examples need for a prediction, without the label."""
+        """Returns the raw features that a prediction needs; the label is not one of them."""
         if self.transform is None:
             return {name: self._described[name] for name in self.names}
         return self.transform.find_needed(self.names)

@@ -13,7 +13,7 @@ from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.tfx.examples import Examples
 from tftpu.storage import locks
 
-_OURS = ("config", "overrides")  # our keys of custom_config
+_OURS = ("config", "overrides")  # keys of custom_config that are read
 _LENGTHS = ("train.steps", "train.epochs")
 # Fields of `Examples` that the pipeline sets.
 _SET = ("train_files", "eval_files", "eval_steps", "schema", "transform_graph")
@@ -78,7 +78,7 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
 def _build_experiment(fn_args: FnArgs, get_config: Callable[[], Experiment] | None) -> Experiment:
     """Returns the config with the values that the pipeline sets in it."""
     given = fn_args.custom_config or {}
-    for key in given:  # other keys may be for the program that runs the component
+    for key in given:  # unknown keys may be for the program that runs the component
         if key not in _OURS and difflib.get_close_matches(key, _OURS):
             raise UserError(f"custom_config has {key!r}.{did_you_mean(key, _OURS)}")
     if (get_config is None) == ("config" not in given):
