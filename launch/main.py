@@ -32,8 +32,8 @@ from tftpu.version import __version__
 
 _AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
-_RUNS = 2  # most runs that an example names
-_CORRECTIONS = 3  # most mistakes of a command line that are corrected together
+_RUNS = 2  # maximum number of runs in an example
+_CORRECTIONS = 3  # maximum number of mistakes that are corrected in one command line
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,8 +59,8 @@ class CloudJob:
         }
         for item in filter(None, self.labels.split(",")):
             key, equals, value = item.partition("=")
-            # Only Kubernetes requires a letter or a digit at both ends; the other rules are Google
-            # Cloud's as well.
+            # Google Cloud and Kubernetes share these rules, but only Kubernetes rejects "_" and "-"
+            # at the end.
             if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
                 raise UserError(
                     f"--labels={self.labels}: {item!r} is not key=value. A key has lower-case "
@@ -100,7 +100,7 @@ class CloudJob:
         self.shipment.upload(self.workdir)
 
     def confirm_shipment(self, send_data: bool) -> None:
-        """Prints what is sent, and asks before data are sent; raises `UserError` at a refusal."""
+        """Prints what is sent, and asks before data are sent; raises `UserError` if refused."""
         print(self.shipment.describe(self.workdir))
         confirm_data(self.shipment, send_data)
 
@@ -141,7 +141,7 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
         # A shell that is process 1 of a container ignores every signal that it does not trap.
         "trap 'exit 143' TERM",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
-        # In the image's environment, the JAX engine would overwrite the TensorFlow for TPUs.
+        # Otherwise JAX's packages would overwrite TensorFlow for TPUs in the image's environment.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.build_script(workdir, arguments),
     ]

@@ -127,7 +127,7 @@ class _Rental:
         except (_NotCreatedError, _Preempted):
             raise
         except BaseException:
-            self.delete()  # nothing has run on the machine yet
+            self.delete()  # no run is lost, because none has started
             raise
 
     def follow(self) -> None:

@@ -10,7 +10,7 @@ from tftpu.launch.cloud.tpu_vm.rented import RentedSlice, name_log
 
 # Seconds after the first exit code for which the other workers' codes are awaited.
 OTHERS_S = 900.0
-# Order in which exit codes are reported. Any other code comes first: that worker failed by itself.
+# Ranks of exit codes; the lowest is the run's. Other codes have rank 0: that worker itself failed.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
 
 

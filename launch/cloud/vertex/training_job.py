@@ -50,7 +50,7 @@ class VertexJob(job.CloudJob):
 
     @property
     def run_folder(self) -> str:
-        """The workdir of the run, which is `logs` in the job's folder if Vertex AI shows events."""
+        """The run's workdir; with a TensorBoard, the subfolder `logs` that Vertex AI watches."""
         folder = f"{self.workdir}/{self.subfolder}" if self.subfolder else self.workdir
         return f"{folder}/logs" if self.tensorboard else folder
 

@@ -85,7 +85,7 @@ def run(options: Options) -> None:
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
-            compiled = None  # it would use the adapters' averaged weights
+            compiled = None  # the compiled program would use the adapters' averaged weights
         writer = open_writer(trainer.model, stop, context, compiled)
         writer.check(tokens, options.tokens)
         rows = build_rows(tokens, options.tokens, sampling, options.seed)
