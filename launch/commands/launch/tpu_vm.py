@@ -33,7 +33,7 @@ class Options(ProjectOptions, JobOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the request, or rents the slice, trains on it and deletes it.
+    """Prints the request, or rents the slice, trains on it, and deletes it unless it is kept.
 
     Raises:
         UserError: a value that Cloud TPU would reject, a missing value, no
