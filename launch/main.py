@@ -218,7 +218,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _complete(command: Command, arguments: list[str]) -> str:
-    """Returns a command line with the given arguments and the missing ones of the nearest example.
+    """Returns a command line of the given arguments, completed from the most similar example.
 
     The example's run is replaced by the newest runs in the folder `runs`; for `train`, its config
     is replaced by the config of the run in --workdir.

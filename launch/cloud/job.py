@@ -59,8 +59,8 @@ class CloudJob:
         }
         for item in filter(None, self.labels.split(",")):
             key, equals, value = item.partition("=")
-            # Google Cloud and Kubernetes share these rules, but only Kubernetes rejects "_" and "-"
-            # at the end.
+            # Only Kubernetes requires a letter or a digit at both ends; the other rules are Google
+            # Cloud's as well.
             if not equals or not re.fullmatch(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", key):
                 raise UserError(
                     f"--labels={self.labels}: {item!r} is not key=value. A key has lower-case "
@@ -84,7 +84,7 @@ class CloudJob:
         return [*self.overrides, f"--workdir={workdir}", "--tpu=local"]
 
     def format_request(self, command: str, request: dict[str, Any]) -> str:
-        """Formats a request as YAML, below the command that reads it and the list of files to send.
+        """Formats a request as YAML, with its command and the list of files to send in comments.
 
         Args:
             command: the shell command, with FILE for the path of the file.
@@ -149,7 +149,7 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
 
 
 def format_yaml(comment: str, content: Any) -> str:
-    """Formats content as YAML, below comments."""
+    """Formats content as YAML that begins with a comment."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 

@@ -140,7 +140,7 @@ class GkeJob(job.CloudJob):
         return pod
 
     def as_yaml(self, created: JobSet) -> str:
-        """Formats a JobSet as YAML, below the command that submits it."""
+        """Formats a JobSet as YAML, with the command that submits it in a comment."""
         return self.format_request("kubectl apply --filename=FILE", created)
 
 

@@ -85,7 +85,7 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
 
 
 def describe_driver(engine: str) -> str:
-    """Returns the requirement for the TPU's driver, and versions here that do not satisfy it.
+    """Returns the requirement on the package that drives the TPU, and versions here that differ.
 
     Args:
         engine: the name of the engine that trains on the machine.

@@ -125,7 +125,7 @@ class VertexPipeline:
         return found
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the compiled pipeline of a job, below the list of the files that are sent."""
+        """Formats a job's compiled pipeline, with the list of files to send in a comment."""
         training = self.training
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"

@@ -97,7 +97,7 @@ class VertexSearch:
         return f"{self.order.workdir}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the job for `gcloud`, below the command that reads it."""
+        """Formats the job as a file for `gcloud`, with the command that reads it in a comment."""
         file = {key: created[key] for key in created if key not in ("displayName", "labels")}
         return self.order.format_for_gcloud("hp-tuning-jobs", created, file)
 

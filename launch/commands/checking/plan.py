@@ -99,7 +99,7 @@ class Options(finished.ConfigOrRunOptions):
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the best candidates, and writes the files."""
+    """Prints the best candidates, and keeps all results in the workdir."""
     options.validate()
     with slow.reporting_if_slow(f"Loading {options.config}"):
         experiment = options.load_experiment()

@@ -128,7 +128,7 @@ class Options(ConfigOrRunOptions):
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the report or the comparison, and writes the files."""
+    """Prints the report or the comparison, and writes the report to files."""
     options.validate()
     if options.generate:
         _price_text(options)
