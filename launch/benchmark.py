@@ -60,7 +60,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         )
     if compare:
         contestants["keras fit"] = lambda turn: _run_keras_fit(experiment, engine, turn, "auto")
-        if not on_jax:  # without XLA, JAX would run each operation separately
+        if not on_jax:  # on JAX, `fit` without XLA runs each operation separately
             contestants["keras fit, no XLA"] = lambda turn: _run_keras_fit(
                 experiment, engine, turn, False
             )
