@@ -38,9 +38,9 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
-    # Without a given length, the batch methods of `TurnCallback` would shorten the device loops.
+    # If no length is set, the trainer shortens its loops for a callback with batch methods.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
-    # A turn has whole device loops, because callbacks run between them, and at least one log line.
+    # A turn has at least one log line, and whole device loops: callbacks run only between them.
     steps = math.ceil(experiment.train.log_every / loop) * loop
     contestants: dict[str, Contestant] = {
         "trainer": lambda turn: _run_trainer(experiment, engine, turn),
@@ -60,7 +60,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
         )
     if compare:
         contestants["keras fit"] = lambda turn: _run_keras_fit(experiment, engine, turn, "auto")
-        if not on_jax:  # without XLA, JAX would run each operation separately
+        if not on_jax:  # on JAX, `fit` without XLA runs each operation separately
             contestants["keras fit, no XLA"] = lambda turn: _run_keras_fit(
                 experiment, engine, turn, False
             )
@@ -183,7 +183,7 @@ class TurnCallback(keras.callbacks.Callback):
         self._turn, self._seen = turn, 0
 
     def on_train_batch_begin(self, batch, logs=None):
-        # `batch` counts from the start of the epoch, and the benchmark's epoch never ends.
+        # `batch` is the number of all previous steps: the benchmark has one epoch without end.
         if batch > self._seen:
             self._turn(batch - self._seen)
             self._seen = batch

@@ -66,7 +66,7 @@ VALUES = {
 }
 # Kinds of addresses of records, such as images:FOLDER, which a user may write as flags.
 KINDS = ("images", "text", "tfrecord", "bigquery")
-_RUNS = 10  # most runs that a suggestion names
+_RUNS = 10  # maximum number of runs in a suggestion
 
 
 def correct(words: Sequence[str], message: str) -> list[str]:
@@ -101,7 +101,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
     place, piece = max(pieces, key=measure)
     changed = [*words]
-    if re.match(r"--\w+=", meant):  # a complete argument
+    if re.match(r"--\w+=", meant):  # the suggestion is a complete argument
         changed[place] = meant
         return changed
     before, name, after = changed[place].partition(piece)

@@ -32,8 +32,8 @@ from tftpu.version import __version__
 
 _AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
 _WIDTH = 100
-_RUNS = 2  # most runs that an example names
-_CORRECTIONS = 3  # most mistakes of a command line that are corrected together
+_RUNS = 2  # maximum number of runs in an example
+_CORRECTIONS = 3  # maximum number of mistakes that are corrected in one command line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def _complete(command: Command, arguments: list[str]) -> str:
-    """Returns a command line with the given arguments and the missing ones of the nearest example.
+    """Returns a command line of the given arguments, completed from the most similar example.
 
     The example's run is replaced by the newest runs in the folder `runs`; for `train`, its config
     is replaced by the config of the run in --workdir.

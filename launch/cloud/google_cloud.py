@@ -142,7 +142,7 @@ def connect(client: Callable[..., T], region: str | None = None) -> T:
 
 
 def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
-    """Converts a dictionary with the field names of the REST interface to a client's message."""
+    """Converts a dictionary with the REST interface's field names to a protobuf message."""
     from google.protobuf import json_format
 
     described: Any = kind

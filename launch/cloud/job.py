@@ -84,7 +84,7 @@ class CloudJob:
         return [*self.overrides, f"--workdir={workdir}", "--tpu=local"]
 
     def format_request(self, command: str, request: dict[str, Any]) -> str:
-        """Formats a request as YAML, below the command that reads it and the list of files to send.
+        """Formats a request as YAML, with its command and the list of files to send in comments.
 
         Args:
             command: the shell command, with FILE for the path of the file.
@@ -100,7 +100,7 @@ class CloudJob:
         self.shipment.upload(self.workdir)
 
     def confirm_shipment(self, send_data: bool) -> None:
-        """Prints what is sent, and asks before data are sent; raises `UserError` at a refusal."""
+        """Prints what is sent, and asks before data are sent; raises `UserError` if refused."""
         print(self.shipment.describe(self.workdir))
         confirm_data(self.shipment, send_data)
 
@@ -141,7 +141,7 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
         # A shell that is process 1 of a container ignores every signal that it does not trap.
         "trap 'exit 143' TERM",
         'home="${TFTPU_HOME:-/tmp/tftpu}"',
-        # In the image's environment, the JAX engine would overwrite the TensorFlow for TPUs.
+        # Otherwise JAX's packages would overwrite TensorFlow for TPUs in the image's environment.
         *(["unset TFTPU_VENV"] if shipment.engine == "jax" else []),
         shipment.build_script(workdir, arguments),
     ]
@@ -149,7 +149,7 @@ def build_container_setup(shipment: Shipment, workdir: str, arguments: list[str]
 
 
 def format_yaml(comment: str, content: Any) -> str:
-    """Formats content as YAML, below comments."""
+    """Formats content as YAML that begins with a comment."""
     head = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
     return head + yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 

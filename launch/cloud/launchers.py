@@ -1,4 +1,4 @@
-"""Names a launcher for a slice, in the errors of launchers that do not have the slice."""
+"""Suggests a launcher for a slice that another launcher does not have."""
 
 from tftpu.tpu.slices import Slice
 
@@ -14,7 +14,7 @@ RUNTIMES = {
 
 
 def suggest_launcher(wanted: Slice) -> str:
-    """Returns advice on which launcher has a slice, for a launcher that does not have it."""
+    """Suggests the launcher that has a slice, for the error of one that does not have it."""
     if wanted.generation.name in RUNTIMES:
         return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
     if wanted.slices > 1 and wanted.single.hosts == 1:

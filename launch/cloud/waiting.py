@@ -11,7 +11,7 @@ from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, Refus
 POLL_S = 10.0
 # Seconds after which a lost connection ends the wait; the run itself continues.
 PATIENCE_S = 600.0
-LAST_LINES = 20  # lines shown of the output of a machine that failed
+LAST_LINES = 20  # number of lines shown of a failed machine's output
 T = TypeVar("T")
 
 

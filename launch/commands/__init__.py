@@ -7,4 +7,4 @@ wherever possible before TensorFlow is imported.
 """
 
 GROUPS = ("training", "checking", "data", "finished", "launch")  # in the order of the help
-WORDLESS = ("training", "checking", "finished")  # folders that are not words of a command
+WORDLESS = ("training", "checking", "finished")  # folders whose names are not part of a command

@@ -164,7 +164,7 @@ class ClusterNamespace:
 
 
 def select_pods(jobset: str) -> str:
-    """Returns the selector of the pods of a JobSet."""
+    """Returns the label selector that matches the pods of a JobSet."""
     return f"jobset.sigs.k8s.io/jobset-name={jobset}"
 
 
@@ -184,7 +184,7 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
 
     # The type of `Configuration` differs between the client's versions.
     settings: Any = client.Configuration()
-    settings.retries = False  # `waiting.retry` repeats the requests that may be repeated
+    settings.retries = False  # `waiting.retry` repeats those requests that are safe to repeat
     try:
         api = config.new_client_from_config(
             config_file=os.environ.get("KUBECONFIG") or None,

@@ -119,7 +119,7 @@ class _JobSetWatcher:
         )
 
     def _describe_failure(self, failed: dict[str, Any], pods: list[Pod]) -> str:
-        """Returns why the run failed; prints the last lines of the pod unless it is the first."""
+        """Returns why the run failed; prints the failed pod's last lines unless already printed."""
         said = failed.get("message") or failed.get("reason") or "no reason was given"
         pod = gke_pods.find_cause(pods)
         if pod is None:

@@ -26,8 +26,8 @@ _ACCELERATORS = {
 _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
 _DISK = {"ephemeral-storage": "10Gi"}  # space for packages; Autopilot would allow 1 GiB
-_GRACE_S = 300  # seconds in which a pod may save after a signal
-_KEPT_S = 86400  # seconds for which an ended JobSet, which runs nothing any more, keeps its logs
+_GRACE_S = 300  # seconds that a pod has to save a checkpoint after SIGTERM
+_KEPT_S = 86400  # seconds until an ended JobSet is deleted, and its pods' logs with it
 
 JobSet = dict[str, Any]  # a JobSet as JSON, with the field names of the Kubernetes API
 
@@ -68,7 +68,7 @@ class GkeJob(job.CloudJob):
             "kind": "JobSet",
             "metadata": metadata,
             "spec": {
-                # The pods find one another by the names of this headless Service.
+                # This headless Service gives the pods DNS names, by which they find one another.
                 "network": {
                     "enableDNSHostnames": True,
                     "subdomain": name,
@@ -140,7 +140,7 @@ class GkeJob(job.CloudJob):
         return pod
 
     def as_yaml(self, created: JobSet) -> str:
-        """Formats a JobSet as YAML, below the command that submits it."""
+        """Formats a JobSet as YAML, with the command that submits it in a comment."""
         return self.format_request("kubectl apply --filename=FILE", created)
 
 
@@ -160,7 +160,7 @@ def check_slice(wanted: Slice) -> None:
 
 
 def check_account(name: str) -> None:
-    """Raises `UserError` if a service account is an e-mail address, as for other launchers."""
+    """Raises `UserError` for an e-mail address, which only other launchers take as an account."""
     if "@" in name:
         raise UserError(
             f"--service_account={name} is an account of Google Cloud. Give the name of the "

@@ -101,7 +101,7 @@ class PodLog:
         self.pod = pod
         self._cluster = cluster
         self._newest = ""
-        self._window: dict[str, int] = {}  # empty: the first read asks for the whole log
+        self._window: dict[str, int] = {}  # limits of the next read; the first one has none
         self._read_at = time.monotonic()
 
     def print_new(self) -> None:

@@ -28,7 +28,7 @@ _WAY_OUT = "name it in .gitignore, or move it out of the folder"
 
 
 def choose_name(folder: Path) -> str:
-    """Returns the name of the folder on the machine."""
+    """Returns the name that a config's folder gets on the rented machine."""
     return folder.name or "code"
 
 
@@ -62,7 +62,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
     if secrets:
         shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
-        # JSON has no comments, and no comment helps against a suspicious file name.
+        # An allowlist comment is impossible in JSON, and useless if a file's name is suspicious.
         has_comments = any(
             ", line " in why and not name.endswith((".json", ".ipynb"))
             for name, why in secrets.items()

@@ -139,7 +139,7 @@ def _list_module_files(files: dict[str, bytes], module: str) -> list[str]:
 
 
 def _iterate_imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yields the top-level module and the line of each import of a file."""
+    """Yields the top-level module and the line of each absolute import that a file requires."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop(0)
@@ -151,14 +151,14 @@ def _iterate_imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _list_required_children(node: ast.AST) -> list[ast.AST]:
-    """Returns the child nodes without code for type checkers, and without imports that may fail."""
+    """Returns a node's children, without code for type checkers and imports that may fail."""
     if isinstance(node, ast.Try) and any(_is_import_error_handler(h) for h in node.handlers):
         return [*node.orelse, *node.finalbody]
     return _list_executed_children(node)
 
 
 def _list_executed_children(node: ast.AST) -> list[ast.AST]:
-    """Returns the child nodes without code for type checkers, which never runs."""
+    """Returns a node's children, without code for type checkers, which never runs."""
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
         return list(node.orelse)
     return list(ast.iter_child_nodes(node))

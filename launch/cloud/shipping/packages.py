@@ -17,7 +17,7 @@ from tftpu.launch.cloud.shipping.code_imports import ExternalImport
 
 # For each engine: the extra for TPUs, and the package in it that drives the TPU.
 _TPU_EXTRAS = {"tensorflow": ("tpu", "tensorflow-tpu"), "jax": ("jax-tpu", "jax")}
-# The extra for TPUs sets the versions of these packages; TensorFlow sets TensorBoard's version.
+# Not pinned: the extra for TPUs sets these versions, and TensorFlow sets TensorBoard's.
 _OF_THE_TPU = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu", "jax", "jaxlib")
 _NOT_PINNED = (*_OF_THE_TPU, "tensorboard")
 _MODULES_THERE = ("tftpu", "tensorflow", "jax", "jaxlib", "libtpu")
@@ -85,7 +85,7 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
 
 
 def describe_driver(engine: str) -> str:
-    """Returns the package that drives the machine's TPU, and the local version if it differs.
+    """Returns the requirement on the package that drives the TPU, and versions here that differ.
 
     Args:
         engine: the name of the engine that trains on the machine.
@@ -107,7 +107,7 @@ def describe_driver(engine: str) -> str:
 
 
 def _format_requirement(name: str) -> str:
-    """Returns a package's line of requirements.txt; "" if local or not installed."""
+    """Returns a package's line of requirements.txt; "" if not installed, or from a local file."""
     try:
         installed = metadata.distribution(name)
     except metadata.PackageNotFoundError:

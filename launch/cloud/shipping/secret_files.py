@@ -30,7 +30,7 @@ _DETECTORS = {
     "BasicAuthDetector": ("://",),
     "GitHubTokenDetector": ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
     "GitLabTokenDetector": ("glpat-", "gldt-", "glft-", "glsoat-", "glrt-", "glcbt-", "GR1348941"),
-    "JwtTokenDetector": (".e",),  # the start of the payload: in base64, the letter "{" becomes "ey"
+    "JwtTokenDetector": (".e",),  # the payload begins with "{", whose base64 begins with "e"
     "OpenAIDetector": ("T3BlbkFJ",),
     "PypiTokenDetector": ("pypi-Ag",),
     "SendGridDetector": ("SG.",),
@@ -158,7 +158,7 @@ def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each line with a mark; of a long one, only those around the mark."""
+    """Yields start and end of each line with a mark, or of the text around it in a long line."""
     found = text.find(mark)
     while found >= 0:
         least = max(0, found - _REACH)
@@ -188,7 +188,7 @@ def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
 def _find_tokens(form: re.Pattern[str], text: str) -> Iterator[str]:
     """Yields the matches of a pattern; if a group of it matched, only the text of the group.
 
-    A key of one repeated character is a placeholder, left out because the real one may follow.
+    A key of one repeated character is a placeholder, removed first: a real key may follow.
     """
     for match in form.finditer(_ZEROS.sub("", text)):
         yield match[match.lastindex or 0]

@@ -1,6 +1,6 @@
 """The files that are sent to a rented machine: tftpu itself, the user's folder, and versions.
 
-The files are in a folder of the workdir that is named by their hash. The request, which only its
+The files are in a folder of the workdir that is named after their hash. The request, which only its
 sender can write, has the SHA-256 of each file, so that a machine installs and runs exactly these
 bytes or nothing.
 """
@@ -19,7 +19,7 @@ from tftpu.storage import buckets
 _CODE = "code.tar.gz"
 _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
-_SHOWN = 30  # most files of the config's folder that are listed
+_SHOWN = 30  # maximum number of files listed of the config's folder
 # Overrides that never install these packages, even if another package requires them: they would
 # overwrite files of the TensorFlow in the engine's extra.
 _NEVER = {

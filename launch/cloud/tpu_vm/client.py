@@ -42,7 +42,7 @@ def create_client() -> "TpuClient":
 
 
 def train(client: "TpuClient", order: TpuVmJob) -> None:
-    """Uploads the run's files, rents a slice, waits for the end of the run, and deletes the slice.
+    """Uploads the run's files, rents a slice, follows the run, and deletes the slice unless kept.
 
     A preempted spot slice is deleted and another one is requested, on which the run resumes from
     its last checkpoint.
@@ -71,7 +71,7 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
 
 
 def attach(client: "TpuClient", project: str, zone: str, name: str) -> None:
-    """Follows the run on a slice that was requested before, and then deletes the slice.
+    """Follows the run on a slice that was requested before; deletes the slice unless it is kept.
 
     Args:
         client: Cloud TPU's client.
@@ -127,7 +127,7 @@ class _Rental:
         except (_NotCreatedError, _Preempted):
             raise
         except BaseException:
-            self.delete()  # nothing has run on the machine yet
+            self.delete()  # no run is lost, because none has started
             raise
 
     def follow(self) -> None:

@@ -110,7 +110,7 @@ def check_slice(wanted: Slice) -> None:
 
 
 def as_yaml(order: TpuVmJob) -> str:
-    """Formats the request as a file of flags for `gcloud`, below the command that reads it."""
+    """Formats the request as a flags file of `gcloud`, with the command for it in a comment."""
     name = job.make_unique_name(order.config)
     request = order.build_request(name)
     node = request["tpu"]["nodeSpec"][0]["node"]

@@ -86,7 +86,7 @@ class VertexPipeline:
         training = self.training
         shipment, folder = training.shipment, training.workdir
         setup = job.build_container_setup(shipment, folder, [])
-        if shipment.engine == "jax":  # only the training has a TPU
+        if shipment.engine == "jax":  # all steps but the training run on CPUs
             setup += "\nexport JAX_PLATFORMS=cpu"
 
         @dsl.pipeline(name=job.to_resource_name(training.config))
@@ -104,7 +104,7 @@ class VertexPipeline:
             layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
 
         made: Any = pipeline
-        # kfp's own YAML begins with a comment, which the lines of `setup` would break.
+        # kfp's YAML begins with a comment that lists defaults; the lines of `setup` would break it.
         return json_format.MessageToDict(made.pipeline_spec)
 
     def build_pipeline_job(self) -> Spec:
@@ -125,7 +125,7 @@ class VertexPipeline:
         return found
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the compiled pipeline of a job, below the list of the files that are sent."""
+        """Formats a job's compiled pipeline, with the list of files to send in a comment."""
         training = self.training
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"

@@ -136,12 +136,12 @@ def watch(given: PipelineClients, name: str) -> None:
 
 
 def resolve_run_folder(workdir: str, name: str) -> str:
-    """Returns the folder of a run, whose name is the run's number."""
+    """Returns the folder of a pipeline's run, named after the run's number."""
     return f"{workdir}/{name.rpartition('/')[2]}"
 
 
 def _describe_failure(found: Any) -> str:
-    """Returns the reasons of the steps that failed, or the pipeline's own."""
+    """Returns why steps failed; if none did, why the pipeline failed."""
     reasons = [
         f"{task.task_name}: {task.error.message.strip().rstrip('.') or 'no reason was given'}"
         for task in found.job_detail.task_details

@@ -38,9 +38,9 @@ _OWN = {
     "cluster": "tftpu checks the slice of all trials, and installs the engine for it",
     "train.writers": "the trials report their metrics through it",
 }
-_CLOSEST = 1e-10  # the smallest difference between two numbers of a choice
-_MOST = 1000  # most numbers in a choice
-_MOST_TRIALS = 2**31 - 1  # the most trials that the field of the service's message can hold
+_CLOSEST = 1e-10  # minimum difference between two numeric values of a choice
+_MOST = 1000  # maximum number of numeric values in a choice
+_MOST_TRIALS = 2**31 - 1  # the largest number of trials that fits the field, an int32
 # Lines of bash that build the flags of a trial. Its folder is named after its number, so a
 # preempted trial resumes. Vertex AI's TensorBoard reads the folder `logs` in it.
 _TRIAL = """\
@@ -97,7 +97,7 @@ class VertexSearch:
         return f"{self.order.workdir}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats the job for `gcloud`, below the command that reads it."""
+        """Formats the job as a file for `gcloud`, with the command that reads it in a comment."""
         file = {key: created[key] for key in created if key not in ("displayName", "labels")}
         return self.order.format_for_gcloud("hp-tuning-jobs", created, file)
 

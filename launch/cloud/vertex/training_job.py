@@ -50,7 +50,7 @@ class VertexJob(job.CloudJob):
 
     @property
     def run_folder(self) -> str:
-        """The workdir of the run, which is `logs` in the job's folder if Vertex AI shows events."""
+        """The run's workdir; with a TensorBoard, the subfolder `logs` that Vertex AI watches."""
         folder = f"{self.workdir}/{self.subfolder}" if self.subfolder else self.workdir
         return f"{folder}/logs" if self.tensorboard else folder
 
@@ -105,11 +105,11 @@ class VertexJob(job.CloudJob):
         return spec
 
     def as_yaml(self, created: CustomJob) -> str:
-        """Formats the specification of a job for `gcloud`, below the command that reads it."""
+        """Formats a job's specification for `gcloud`, with the command for it in a comment."""
         return self.format_for_gcloud("custom-jobs", created, created["jobSpec"])
 
     def format_for_gcloud(self, command: str, created: dict[str, Any], file: dict[str, Any]) -> str:
-        """Formats the file that creates a job, below the command that reads it.
+        """Formats the file that creates a job, with the command that reads it in a comment.
 
         Args:
             command: the command of `gcloud ai`, such as "custom-jobs".

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import HyperparameterTuningJob, Trial
 
 CONFIG = "TFTPU_CONFIG"  # environment variable with the name of the config, read by `report`
-_ROWS = 5  # most trials that are shown, the best ones
+_ROWS = 5  # maximum number of trials shown, the best first
 _ENDED = ("SUCCEEDED", "INFEASIBLE")
 # A flag of each trial that is left out of the best trial's command: only the job needs it.
 _WRITERS = f"--{OVERRIDE}train.writers="
@@ -54,7 +54,7 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides that all trials have, except the writers, which only the job needs."""
+    """Returns the overrides of all trials, except `train.writers`, which only the job needs."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 

@@ -99,7 +99,7 @@ class Options(finished.ConfigOrRunOptions):
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the best candidates, and writes the files."""
+    """Prints the best candidates, and keeps all results in the workdir."""
     options.validate()
     with slow.reporting_if_slow(f"Loading {options.config}"):
         experiment = options.load_experiment()
@@ -138,7 +138,7 @@ def _open_journal(options: Options, space: Space) -> Journal:
 def _search_known(
     options: Options, space: Space, targets: Sequence[Slice], journal: Journal
 ) -> Search | None:
-    """Returns the search if the journal has all of its results; None if TensorFlow is needed."""
+    """Returns the search if the journal suffices to complete it; otherwise None."""
     if space.experiment.train.epochs is not None or journal.facts is None:
         return None
     if not space.list_states(targets).keys() <= journal.facts.states.keys():
@@ -149,7 +149,7 @@ def _search_known(
 
 
 def _search(options: Options, space: Space, targets: Sequence[Slice], journal: Journal) -> Search:
-    """Examines candidates, and prints the answer, also after Ctrl-C."""
+    """Compiles candidates and prints the best ones, also after Ctrl-C."""
     with slow.reporting_if_slow("Loading TensorFlow"):
         selection.choose_backend(space.plan_cluster())
         import_tensorflow()

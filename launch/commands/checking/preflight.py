@@ -128,7 +128,7 @@ class Options(ConfigOrRunOptions):
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the report or the comparison, and writes the files."""
+    """Prints the report or the comparison, and writes the report to files."""
     options.validate()
     if options.generate:
         _price_text(options)
@@ -165,7 +165,7 @@ def run(options: Options) -> None:
 def _price_text(options: Options) -> None:
     """Prints the predicted price of generating text with the model."""
     experiment = options.load_experiment()
-    # Text is written by a single device with TensorFlow's program.
+    # Text is generated on one device, by the TensorFlow engine, whatever the config's cluster is.
     experiment.cluster = ClusterConfig(engine="tensorflow")
     selection.choose_backend(experiment.cluster)
     import_tensorflow()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 IMAGES, ROWS = 24, 3  # examples shown by default
 _SIDE = 192  # approximate side of an image on the sheet, in pixels
 _COLUMNS = 6
-_CHARACTERS = 400  # most characters of a document that are shown
+_CHARACTERS = 400  # maximum number of characters shown of a document
 
 Batch = Any  # NumPy arrays, nested as the model takes them
 
@@ -89,8 +89,8 @@ def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     import tensorflow as tf
 
     whole = data.global_batch_size
-    # Only the first host's shard of a batch is decoded, so the number of hosts is the largest with
-    # enough examples in a shard.
+    # Only the first host's shard of a batch is decoded. Its size is the smallest even divisor of
+    # the batch size that is enough for the examples.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(getattr(data, "source", data), "training"):

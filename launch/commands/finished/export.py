@@ -200,7 +200,7 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
-    """Returns the Keras model to export; it takes images as uint8 pixels, unless preprocessed."""
+    """Returns the Keras model to export; without a preprocessor, its images are uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
@@ -211,7 +211,7 @@ def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving
 
         model.preprocessor = presets.load_preprocessor(experiment.model)
     prepared, given = experiment.prepared_data, None
-    if prepared is experiment.data:  # without a preprocessor, which is not exported
+    if prepared is experiment.data:  # the data have no preprocessor
         with own_code.failures_of_class(experiment.data, "export_inputs"):
             given = experiment.data.export_inputs()
     if given is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tftpu.inference.rows import Row
     from tftpu.inference.writer import Writer
 
-_TOGETHER = 32  # prompts of a file that are continued in one batch
+_TOGETHER = 32  # number of prompts from a file that are continued in one batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def run(options: Options) -> None:
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
-            compiled = None  # it would use the adapters' averaged weights
+            compiled = None  # the compiled program would use the adapters' averaged weights
         writer = open_writer(trainer.model, stop, context, compiled)
         writer.check(tokens, options.tokens)
         rows = build_rows(tokens, options.tokens, sampling, options.seed)
@@ -130,7 +130,7 @@ def _read_input(options: Options) -> bytes:
 
 
 def _list_prompts(options: Options, content: bytes, data: DataConfig) -> list[str]:
-    """Returns the prompts; a table has them in the field "prompt" or the data's prompt field."""
+    """Returns the prompts; in a table, they are the field "prompt" or the data's prompt field."""
     if options.input is None:
         return [options.prompt or ""]
     own = str(getattr(data, "prompt", None) or "")

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _FORMATS = ("jsonl", "csv", "tfrecord", "parquet", "bigquery")
 _OUTPUTS = ("classes", "top5", "logits", "embedding")
-_FIELDS = 5  # most field names that the advice on --keep lists
+_FIELDS = 5  # maximum number of field names in the advice on --keep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -289,8 +289,8 @@ def _load(job: "Job", table: str) -> None:
 
     manifest = remove_sums(json.loads(files.read(files.join(job.output, plans.MANIFEST))))
     uris = [files.join(job.output, shard["name"]) for shard in manifest["shards"]]
-    # If another process or version writes the same rows again, they get the same job and are loaded
-    # once.
+    # The job's ID is a hash of the table and this text. So the same rows are loaded only once, even
+    # if another process or version writes them again.
     name = bigquery_load.load(uris, table, job.output + json.dumps(manifest, indent=1))
     print(f"loaded into {table} by the job {name}")
 

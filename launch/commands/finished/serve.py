@@ -152,7 +152,7 @@ def run(options: Options) -> None:
 
     server.serve(model, about, limits, at, print_ready, report_stop, report_compiled)
     print("Stopped.", flush=True)
-    leaving.exit_at_once(0)  # Python would wait for programs that still compile
+    leaving.exit_at_once(0)  # a normal exit would wait for programs that still compile
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:

@@ -27,7 +27,7 @@ from tftpu.storage import lines as line_files
 
 # Seconds without an update after which a run in a bucket counts as dead. A run writes every 10 s.
 _SILENT = 120.0
-_FIELDS, _LONG = 20, 120  # most fields, and most characters of a value, in a list of differences
+_FIELDS, _LONG = 20, 120  # maximum lengths: fields in a list, characters of a value
 _IN_WORDS = {
     "starting": "starting: the first step comes after compiling",
     "running": "running",
@@ -130,7 +130,7 @@ def _name_class(value: dict[str, Any]) -> str:
 
 
 def _describe_value(value: Any, without: Collection[str] = ()) -> str:
-    """Returns a value of a config.json as text; an object without the fields in `without`."""
+    """Returns a value of a config.json as text; omits the fields of an object in `without`."""
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value)
     fields = ", ".join(
@@ -218,7 +218,7 @@ def format_status(record: dict[str, Any]) -> list[str]:
     state = _describe_state(record)
     activity = _ACTIVITIES.get(record["activity"])
     rows = [("state", f"{state}: {activity}" if activity else state)]
-    # In any other state, the process has ended.
+    # The process is shown only while it runs.
     rows.append(
         ("process", f"{record['process']}, last update {ago} ago")
         if running

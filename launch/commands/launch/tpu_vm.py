@@ -33,7 +33,7 @@ class Options(ProjectOptions, JobOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the request, or rents the slice, trains on it and deletes it.
+    """Prints the request, or rents the slice, trains on it, and deletes it unless it is kept.
 
     Raises:
         UserError: a value that Cloud TPU would reject, a missing value, no
@@ -83,7 +83,7 @@ def _count_steps(experiment: Experiment) -> int | None:
     """Returns the number of steps of the run; None if it depends on data that are not here."""
     if experiment.train.steps is not None:
         return experiment.train.steps
-    # Reading the data would start the download on this machine.
+    # Counting the examples would download the data to this machine.
     if getattr(experiment.data, "download", False):
         return None
     try:

@@ -22,7 +22,7 @@ class Options(ProjectOptions):
 
 
 def run(options: Options) -> None:
-    """Prints the output of the run's first worker until the run ends, and deletes the slice.
+    """Prints the output of the run's first worker until its end; deletes the slice unless kept.
 
     Raises:
         UserError: there is no such slice, it was preempted, or the run failed.

@@ -212,7 +212,7 @@ def _check_run(workdir: str) -> None:
 
 
 def _has_local_tokens(data: DataConfig) -> bool:
-    """Returns whether only local files say what text a language model's tokens stand for."""
+    """Returns whether local files are needed to convert a language model's tokens to text."""
     if getattr(data, "tokenizer", None):
         return True
     if isinstance(data, sources.Text) or getattr(data, "train_text", ""):

@@ -47,7 +47,7 @@ def run(options: Options) -> None:
 
 
 def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yields the path and the text of a value, and of each field of a dataclass.
+    """Yields a value's path and text; for a dataclass, those of its class and of each field.
 
     Args:
         path: the path of the value, such as "config.model".
