@@ -28,8 +28,8 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
     context = fork_server.start([__name__])
-    # Waits for the imports: after an interrupt, the server would still start the processes of the
-    # pool, and they would not find its locks.
+    # Waits until the server has imported its modules: interrupted before that, it would still start
+    # the pool's processes, which would fail because the pool's locks no longer exist.
     first = context.Process(target=int)
     with _hide_main():
         first.start()
@@ -69,7 +69,7 @@ def _prepare_process(ignores: bool) -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not ignores:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # the parent reports it
+        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # the parent reports the interrupt
     parent = multiprocessing.parent_process()
     if not parent:
         return

@@ -1,9 +1,9 @@
 """Writes the adapters of a KerasHub task in PEFT's format, for its twin in Transformers.
 
 The twin is the same model in Transformers. KerasHub reads a task from it (`reading`), or writes it
-(`export_to_transformers`). With its kernels replaced by the products of their adapters, and its
-other weights by zeros, a task is converted to the matrices that adapters add to the twin's. These
-are factored again, because their rank may be higher: the first adapter of a kernel with heads has a
+(`export_to_transformers`). Converting a task whose kernels are the products of their adapters, and
+whose other weights are zero, gives the matrices that adapters add to the twin's. These are factored
+again, because their rank may be higher: the first adapter of a kernel with heads has a
 matrix for each head, and their ranks add up.
 
 Tried with KerasHub 0.32 and PEFT 0.21.
