@@ -24,7 +24,7 @@ def describe_images(trained: ImageFiles, evaluated: ImageFiles) -> str:
     Only files whose size occurs in both splits are read.
     """
     sizes = {image.bytes for image in trained.images} & {i.bytes for i in evaluated.images}
-    sizes.discard(0)  # empty files are damaged
+    sizes.discard(0)  # empty files are damaged, not repeated images
     alike = [[i for i in split.images if i.bytes in sizes] for split in (trained, evaluated)]
     known, looked_at = ((_digest(files.read(i.path)) for i in images) for images in alike)
     return _describe(known, looked_at, len(evaluated.images))

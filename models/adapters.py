@@ -174,7 +174,7 @@ def assign_added(
         check_unique_paths(model)
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
-            both = (getattr(other, name) for name in ADAPTERS)  # paths may repeat
+            both = (getattr(other, name) for name in ADAPTERS)  # not by path: paths may repeat
             arrays = (values[v.path] if v.path in values else _to_array(v) for v in both)
             assign(one.kernel, _multiply(other, *arrays))
 

@@ -103,7 +103,7 @@ def crop_and_resize(
     if image.dtype != tf.string:
         return resize_square(_slice_window(to_channels(image, channels), window), size)
 
-    # Computed once, before the branches: each pass over a data set first builds all branches.
+    # Computed before the branches: each pass over a data set first builds all operations in these.
     is_jpeg = _is_plain_jpeg(image)
     number = _read_orientation(image, is_jpeg)
 
@@ -257,7 +257,7 @@ def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
         # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
         height, width, channels = tf.unstack(tf.shape(pixels))
         transposed = number >= 5
-        rows = tf.range(tf.where(transposed, width, height))  # of the result
+        rows = tf.range(tf.where(transposed, width, height))  # of the upright image
         columns = tf.range(tf.where(transposed, height, width))
         rows = tf.where(_is_one_of(number, 3, 4, 7, 8), rows[::-1], rows)[:, None]
         columns = tf.where(_is_one_of(number, 2, 3, 6, 7), columns[::-1], columns)

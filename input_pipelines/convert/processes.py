@@ -34,7 +34,7 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     with _hide_main():
         first.start()
     first.join()
-    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as for a script's background job
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a script's background job
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, context, initializer=_prepare_process, initargs=(ignores,)
     )

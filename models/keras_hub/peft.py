@@ -62,7 +62,7 @@ def save_adapters(
     arrays, transposed = reading.find_matrices(plain), False
     if arrays is None:
         about, arrays = _export(plain)
-        transposed = about["model_type"] == "gpt2"  # its layers are Conv1D, (in, out)
+        transposed = about["model_type"] == "gpt2"  # GPT-2's Conv1D kernels are (in, out)
     factors, ranks = {}, {}
     for name, matrix in arrays.items():
         if matrix.any():
@@ -74,7 +74,7 @@ def save_adapters(
     if not ranks:
         raise UserError(f"The adapters of {model.name!r} add nothing yet: train them first.")
     config = peft.build_config(max(ranks.values()), sorted(ranks), base=base, transposed=transposed)
-    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # alpha / rank = 1
+    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # scale alpha / rank: 1
     return peft.write(folder, factors, config)
 
 
