@@ -31,7 +31,7 @@ def describe_images(trained: ImageFiles, evaluated: ImageFiles) -> str:
 
 
 def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
-    """Returns a warning about evaluation examples with inputs of training examples; "" without any.
+    """Returns a warning about evaluation examples whose inputs are in the training split, or "".
 
     Args:
         training: the batches of an epoch, as NumPy arrays.

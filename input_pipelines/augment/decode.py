@@ -298,8 +298,8 @@ def _is_plain_png(image: Tensor) -> Tensor:
 
     def is_plain() -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
-        # Metadata are mostly before the pixels, which begin early in the file, and otherwise after
-        # them.
+        # Metadata precede or follow the pixels (IDAT). If the pixels begin early, only the two ends
+        # of the file are searched.
         few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
         searched = tf.where(few_metadata, head + _slice_end(image, 4096), image)
         stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)

@@ -18,7 +18,7 @@ Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 @contextlib.contextmanager
 def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
-    """Yields a function `each(function, numbers)`: an ordered map that raises errors at once.
+    """Yields a function `each(function, numbers)`: an ordered map that ends at the first error.
 
     Args:
         workers: the largest number of processes.

@@ -138,7 +138,7 @@ def iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
 
 
 def _to_plain(values: Any) -> list[Any]:
-    """Converts a column to JSON values: floats with the digits of their dtype, or None."""
+    """Converts a column to JSON values: floats with their dtype's digits, None if not finite."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return array.tolist()

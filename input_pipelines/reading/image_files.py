@@ -296,7 +296,7 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
 def _check_depth(
     folder: str, names: list[str], found: list[str], classes: Sequence[str] = ()
 ) -> None:
-    """Raises `UserError` if all images are in one folder whose subfolders may be the classes.
+    """Raises `UserError` if the only folder has several subfolders, which may be the classes.
 
     Args:
         folder, names, found: as for `_check_classes`.

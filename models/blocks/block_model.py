@@ -1,4 +1,4 @@
-"""Functional models made of blocks, which the backward pass may recompute instead of keeping."""
+"""Functional models made of blocks, whose activations the backward pass may recompute."""
 
 import dataclasses
 import functools
