@@ -48,7 +48,7 @@ def evaluation(data: DataConfig, seed: int = 0) -> tf.data.Dataset | None:
     The last batch may be smaller.
 
     Raises:
-        UserError: `data.evaluation` returns something else.
+        UserError: `data.evaluation` returns neither a data set nor None.
     """
     from tftpu.input_pipelines import own
 

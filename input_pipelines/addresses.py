@@ -49,7 +49,7 @@ def check_address(text: str, data: DataConfig) -> None:
         return
     kind, what = parse_address(text, type(data).__name__, data.address_kinds)
     if kind == "images":
-        from tftpu.input_pipelines.reading import image_files  # it imports NumPy
+        from tftpu.input_pipelines.reading import image_files  # imported late: it imports NumPy
 
         image_files.check_folder(what.rstrip("/"))
         if not files.is_remote(what):  # listing a bucket may take minutes

@@ -21,17 +21,17 @@ _SECONDS = 3.0  # time limit for reading a split
 def describe_images(trained: ImageFiles, evaluated: ImageFiles) -> str:
     """Returns a warning about evaluation images that equal training images; "" without any.
 
-    Only files of the same size are read.
+    Only files whose size occurs in both splits are read.
     """
     sizes = {image.bytes for image in trained.images} & {i.bytes for i in evaluated.images}
-    sizes.discard(0)  # empty files are damaged
+    sizes.discard(0)  # empty files are damaged, not repeated images
     alike = [[i for i in split.images if i.bytes in sizes] for split in (trained, evaluated)]
     known, looked_at = ((_digest(files.read(i.path)) for i in images) for images in alike)
     return _describe(known, looked_at, len(evaluated.images))
 
 
 def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
-    """Returns a warning about evaluation examples with inputs of training examples; "" without any.
+    """Returns a warning about evaluation examples whose inputs are in the training split, or "".
 
     Args:
         training: the batches of an epoch, as NumPy arrays.
@@ -41,7 +41,7 @@ def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
 
 
 def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
-    """Returns the warning, or ""; `count` is the number of evaluation examples, 0 if unknown."""
+    """Returns a warning about common digests, or ""; `count`: evaluation examples, 0 if unknown."""
     (known, all_known), (looked_at, all_looked_at) = _collect(training), _collect(evaluation)
     trained = set(known)
     found = sum(digest in trained for digest in looked_at)
@@ -57,7 +57,7 @@ def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int
 
 
 def _collect(digests: Iterable[bytes]) -> tuple[list[bytes], bool]:
-    """Returns the digests up to a limit of time and number, and whether these are all."""
+    """Returns the first digests, limited in time and number, and whether there are no others."""
     due, found = time.monotonic() + _SECONDS, list[bytes]()
     for digest in digests:
         if len(found) >= _MOST or time.monotonic() > due:

@@ -57,7 +57,7 @@ class RecordSource(Protocol):
     def draw_records(
         self, global_batch_size: int, seed: int, step: int, host: int, hosts: int
     ) -> tf.data.Dataset:
-        """Returns endless batches of one host: records (n,), numbers (n,) and seeds (n, 2)."""
+        """Returns endless batches of one host: records (n,), their numbers (n,), seeds (n, 2)."""
         ...
 
     def iterate_once(self) -> tf.data.Dataset:
@@ -415,7 +415,7 @@ def _widen_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _is_lost(record: Any) -> bool:
-    """Returns whether no reader could read a record."""
+    """Returns whether a record is empty, because no reader could read it."""
     return isinstance(record, bytes) and not record
 
 

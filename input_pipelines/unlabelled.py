@@ -210,7 +210,7 @@ def from_files(
     """Returns files as records, one record for each file.
 
     Args:
-        sizes: the paths and the bytes of the files, in order.
+        sizes: the path and the size in bytes of each file, in order.
         pipeline: a function that builds a pipeline from a source and a `parse` function, which
             maps records to {"path": (n,) string}.
     """

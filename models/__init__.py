@@ -1,7 +1,7 @@
 """The model zoo: `names()` lists its models, `build(name)` returns a Keras model.
 
-This file, `sizes.py` and `checks.py` import no Keras, so that configs load in milliseconds; `build`
-does.
+Importing this file, `sizes.py` or `checks.py` does not import Keras, so configs load in
+milliseconds.
 """
 
 import copy
@@ -115,7 +115,7 @@ def _check_name(model: ModelConfig) -> None:
 
 
 def _choose_fitting_batch(model: ModelConfig) -> PerReplicaBatch:
-    """Returns a batch size on one replica that the model accepts, to validate it without data."""
+    """Returns a batch size on one replica that suits a model, to validate its config alone."""
     group = getattr(model, "norm_batch", 1)
     return PerReplicaBatch(group if isinstance(group, int) and group > 0 else 1, replicas=1)
 

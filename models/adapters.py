@@ -84,7 +84,7 @@ def switch_off(model: keras.Model) -> None:
     """Sets adapters to zero, so that a model computes with its base weights alone."""
     for layer in list_adapted(model):
         second = layer.lora_kernel_b
-        # Built from shape and dtype, because JAX rejects the variable itself.
+        # Not `zeros_like`, because JAX rejects a variable as its argument.
         second.assign(keras.ops.zeros(second.shape, second.dtype))
 
 
@@ -109,7 +109,7 @@ def merge_weights(
 
 
 def _merge(layer: Any, found: dict[str, np.ndarray]) -> None:
-    """Replaces a layer's integers, scales and adapters in `found` by one matrix of floats."""
+    """Replaces a layer's integers, scales and adapters, in the dict `found`, by a float matrix."""
     name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
     first, second = (found.pop(f"{layer.path}/lora_{name}_{part}", None) for part in "ab")
     matrix = found[f"{layer.path}/{name}"]
@@ -174,7 +174,7 @@ def assign_added(
         check_unique_paths(model)
     for one, other in _pair_layers(plain, model):
         if getattr(other, "lora_enabled", False):
-            both = (getattr(other, name) for name in ADAPTERS)  # not by path: some share one
+            both = (getattr(other, name) for name in ADAPTERS)  # not by path: paths may repeat
             arrays = (values[v.path] if v.path in values else _to_array(v) for v in both)
             assign(one.kernel, _multiply(other, *arrays))
 
@@ -390,7 +390,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes layers except kept ones; in layers around those, only the direct variables."""
+    """Freezes all layers but kept ones; of a layer that contains those, its direct variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

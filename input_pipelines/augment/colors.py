@@ -63,7 +63,7 @@ def sharpness(image: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(image: Tensor, turn: Tensor) -> Tensor:
-    """Rotates the hue of every pixel by a share of the circle; 3 channels."""
+    """Rotates the hue of every RGB pixel by a share of the circle."""
     return tf.image.adjust_hue(image, turn)
 
 

@@ -103,7 +103,7 @@ def crop_and_resize(
     if image.dtype != tf.string:
         return resize_square(_slice_window(to_channels(image, channels), window), size)
 
-    # Computed once, before the branches: each pass over a data set first builds all branches.
+    # Computed before the branches: each pass over a data set first builds all operations in these.
     is_jpeg = _is_plain_jpeg(image)
     number = _read_orientation(image, is_jpeg)
 
@@ -126,7 +126,7 @@ def crop_and_resize(
             )
 
         pixels = tf.cond(shorter < 2 * size, lambda: decode_at(1), decode_smaller)
-        # Resizing float32 gives the same bits faster than uint8; the crop is not large here.
+        # Resizing float32 gives the same bits faster than uint8; the crop is small here.
         pixels = resize_square(tf.cast(pixels, tf.float32), size)
         return _turn_upright(pixels, number)
 
@@ -134,7 +134,7 @@ def crop_and_resize(
         pixels = _decode_upright(image, channels, decode_rest, is_jpeg, number)
         return resize_square(_slice_window(pixels, window), size)
 
-    # A decoder that stops below the crop would not notice a truncated file.
+    # A decoder that stops below the crop would not notice that the end of a file is missing.
     ends = tf.equal(_slice_end(image, 2), b"\xff\xd9")
     pixels = tf.cond(is_jpeg & ends, decode_fused, decode_whole)
     return tf.ensure_shape(pixels, (size, size, channels))
@@ -257,7 +257,7 @@ def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
         # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
         height, width, channels = tf.unstack(tf.shape(pixels))
         transposed = number >= 5
-        rows = tf.range(tf.where(transposed, width, height))  # of the result
+        rows = tf.range(tf.where(transposed, width, height))  # of the upright image
         columns = tf.range(tf.where(transposed, height, width))
         rows = tf.where(_is_one_of(number, 3, 4, 7, 8), rows[::-1], rows)[:, None]
         columns = tf.where(_is_one_of(number, 2, 3, 6, 7), columns[::-1], columns)
@@ -283,7 +283,7 @@ def _locate_in_file(place: Tensor, size: Tensor, number: Tensor) -> Tensor:
 
 
 def _is_plain_jpeg(image: Tensor) -> Tensor:
-    """Returns whether an image is a JPEG in grey or RGB that is not too large."""
+    """Returns whether an image is a grey or RGB JPEG of at most `pillow.MAX_PIXELS` pixels."""
 
     def is_plain() -> Tensor:
         shape = tf.image.extract_jpeg_shape(image, tf.int64)
@@ -294,12 +294,12 @@ def _is_plain_jpeg(image: Tensor) -> Tensor:
 
 
 def _is_plain_png(image: Tensor) -> Tensor:
-    """Returns whether an image is a PNG without an orientation, and not too large."""
+    """Returns whether an image is a PNG without orientation, of at most `pillow.MAX_PIXELS`."""
 
     def is_plain() -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
-        # Metadata are mostly before the pixels, which begin early in the file, and otherwise after
-        # them.
+        # Metadata precede or follow the pixels (IDAT). If the pixels begin early, only the two ends
+        # of the file are searched.
         few_metadata = tf.strings.regex_full_match(head, r"\C*IDAT\C*")
         searched = tf.where(few_metadata, head + _slice_end(image, 4096), image)
         stated = tf.strings.regex_full_match(searched, _MAY_BE_TURNED)

@@ -26,7 +26,7 @@ def uniform(seeds: Tensor, count: int, purpose: str) -> Tensor:
     Returns:
         (..., count), float32, multiples of 2**-24.
     """
-    pairs = -(-count // 2)  # a hash has 64 bits
+    pairs = -(-count // 2)  # each hash of 64 bits gives two numbers
     lead = tf.shape(seeds)[:-1]
     index = tf.stack(
         [tf.fill((pairs,), _derive_key(purpose)), tf.range(pairs)], axis=1
@@ -73,7 +73,7 @@ def beta(alpha: float, numbers: Tensor) -> Tensor:
         (...,), float32.
     """
     first, angle, side = tf.unstack(tf.cast(numbers, tf.float64), axis=-1)
-    # 1 - first is in (0, 1]. If it is 1, the spread is 0.
+    # `1 - first` is never 0, unlike `first`, so the power never divides by 0.
     spread = (tf.pow(1.0 - first, -1.0 / alpha) - 1.0) * tf.cos(2 * math.pi * angle) ** 2
     half = 0.5 * tf.sqrt(spread / (1.0 + spread))
     half = tf.where(tf.math.is_finite(spread), half, 0.5)

@@ -41,7 +41,7 @@ def _collect_metadata(image: Tensor) -> tuple[Tensor, Tensor]:
     def read_segment(at: Tensor, exif: Tensor, xmp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         head = tf.ensure_shape(_to_numbers(tf.strings.substr(image, at, 4)), (4,))
         begin, marker, high, low = tf.unstack(head)
-        size = tf.maximum(high * 256 + low, 2)  # counts its own two bytes
+        size = tf.maximum(high * 256 + low, 2)  # includes the two bytes of the size itself
         is_padding = (begin != 0xFF) | (marker == 0) | (marker == 0xFF)
         is_alone = (marker >= 0xD0) & (marker <= 0xD9)
         step = tf.where(is_padding, 1, tf.where(is_alone, 2, 2 + size))
@@ -70,7 +70,7 @@ def _read_exif(exif: Tensor) -> Tensor:
     numbers = tf.pad(_to_numbers(exif), [[0, 8 + _ENTRY]])
 
     def read_at(place: int, width: int, found: Tensor) -> Tensor:
-        """Reads `width` bytes as a number, or as one for each row; int32, 2**31 and more wrap."""
+        """Reads the integer of `width` bytes at `place` of the last axis; int32, so it may wrap."""
         powers = [256**n for n in range(width)]
         places = tf.where(little, powers, powers[::-1])
         return tf.reduce_sum(found[..., place : place + width] * places, -1)
@@ -104,7 +104,7 @@ def _remove_prefix(text: Tensor, prefix: bytes) -> Tensor:
     """Returns a text without its prefix; an empty string if it does not begin with the prefix."""
     begins = tf.equal(tf.strings.substr(text, 0, len(prefix)), prefix)
     size = tf.maximum(tf.strings.length(text) - len(prefix), 0)
-    rest = tf.strings.substr(text + prefix, len(prefix), size)  # a short text is made long enough
+    rest = tf.strings.substr(text + prefix, len(prefix), size)  # substr fails beyond the end
     return tf.where(begins, rest, b"")
 
 

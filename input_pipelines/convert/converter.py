@@ -41,7 +41,7 @@ def run(
         conversion: the conversion.
         workers: number of processes; 0: one per core.
         staging_folder: a local folder with room for all records, which are removed at the end;
-            None: a folder in a local output, or in the cache folder.
+            None: a folder in the output if that is local, otherwise in the cache folder.
         say: a function that is called with lines about the progress.
         reader: the reader of the source; None: the source is opened here.
 

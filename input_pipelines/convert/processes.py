@@ -18,7 +18,7 @@ Map = Callable[[Callable[[int], Any], Iterable[int]], list[Any]]
 
 @contextlib.contextmanager
 def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
-    """Yields a function `each(function, numbers)`: an ordered map that raises errors at once.
+    """Yields a function `each(function, numbers)`: an ordered map that ends at the first error.
 
     Args:
         workers: the largest number of processes.
@@ -28,13 +28,13 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
         yield lambda function, numbers: [function(number) for number in numbers]
         return
     context = fork_server.start([__name__])
-    # Waits for the imports: after an interrupt, the server would still start the processes of the
-    # pool, and they would not find its locks.
+    # Waits until the server has imported its modules: interrupted before that, it would still start
+    # the pool's processes, which would fail because the pool's locks no longer exist.
     first = context.Process(target=int)
     with _hide_main():
         first.start()
     first.join()
-    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as for a script's background job
+    ignores = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a script's background job
     pool = concurrent.futures.ProcessPoolExecutor(
         workers, context, initializer=_prepare_process, initargs=(ignores,)
     )
@@ -69,7 +69,7 @@ def _prepare_process(ignores: bool) -> None:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not ignores:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # the parent reports it
+        signal.signal(signal.SIGINT, lambda *_: os._exit(1))  # the parent reports the interrupt
     parent = multiprocessing.parent_process()
     if not parent:
         return

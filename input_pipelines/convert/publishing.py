@@ -151,7 +151,7 @@ def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Left by a process that was killed.
+        # Temporary files of a process that was killed.
         for path in Path(folder).glob(f".{manifest.NAME}.*.tmp"):
             path.unlink()
         yield

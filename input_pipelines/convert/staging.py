@@ -183,7 +183,8 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
 
     Args:
         conversion: the conversion to stage.
-        given: the local folder to put it in; None: a local output, or the cache folder.
+        given: the local folder that contains it; None: the output if that is local, otherwise the
+            cache folder.
     """
     name = f".converting-{conversion.split}"
     if not given and not files.is_remote(conversion.output):

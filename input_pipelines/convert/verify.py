@@ -40,7 +40,7 @@ def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
 
 @dataclasses.dataclass(frozen=True)
 class _ShardCheck:
-    """Checks single shards, in any process."""
+    """A check of single shards that can be sent to worker processes."""
 
     manifest: Manifest
     shards: list[Shard]

@@ -1,4 +1,4 @@
-"""Counts of the classes of images in a folder or an index, and its damaged files."""
+"""Counts the images of each class in a folder or an index, and finds damaged files."""
 
 import os
 from collections import Counter

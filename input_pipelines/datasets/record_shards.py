@@ -77,7 +77,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
 
 
 def _propose_spec(folder: str, split: str) -> str:
-    """Returns the spec of a split's first record, or an example spec if there is no record."""
+    """Returns the spec of a split's first record, or a sample if there is no record."""
     try:
         return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
     except UserError:

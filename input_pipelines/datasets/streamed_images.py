@@ -281,7 +281,7 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
 
 
 def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
-    """Returns a split to evaluate on in converted shards; None unless both splits are there."""
+    """Returns a split of converted shards to evaluate on; None if they lack `train_split`."""
     try:
         splits = manifest.read(folder).splits
     except UserError:  # there are no shards, or they cannot be used
@@ -341,6 +341,6 @@ def _build_finish(data: "StreamedImages", mixed: Callable[[Batch, Tensor], Batch
 def _scale_pixels(data: "StreamedImages", images: Tensor) -> Tensor:
     if data.image_dtype == "uint8":
         return images
-    # The mean is about 0 and the variance about 1.
+    # Pixels get a mean of about 0 and a variance of about 1.
     images = tf.cast(images, tf.float32) / 64.0 - 1.2
     return tf.cast(images, data.image_dtype)

@@ -79,7 +79,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
 
 
 def _format_command(name: str, data_dir: str, file_format: str = "") -> str:
-    """Returns a command that prepares a data set; the command `tfds` needs a rare package."""
+    """Returns a command that prepares a data set without the rare package that `tfds` needs."""
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
     return f'python -c "import tensorflow_datasets as tfds; {made}"'

@@ -17,7 +17,7 @@ _TOO_LARGE = f"has more pixels than the limit of {MAX_PIXELS:,}: make it smaller
 
 
 class ImageError(ValueError):
-    """The error for an unusable image; its message ends a sentence that begins with the file."""
+    """The error for an unusable image, whose message follows the file's name in a sentence."""
 
 
 def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:

@@ -61,7 +61,7 @@ def tfrecord(columns: Columns, errors: Errors) -> bytes:
     """Returns a TFRecord file: a `tf.train.Example` for each row, with arrays as flat lists.
 
     The bytes are built directly, because protobuf messages may take longer than the predictions.
-    The first bytes of a column's entries are the same for values of the same size.
+    Values of the same size share the first bytes of a column's entries, which are cached.
     """
     if errors:
         columns = {**columns, ERROR: [errors.get(n, "") for n in range(_count_rows(columns))]}
@@ -138,7 +138,7 @@ def iterate_rows(columns: Columns, errors: Errors) -> Iterator[dict[str, Any]]:
 
 
 def _to_plain(values: Any) -> list[Any]:
-    """Converts a column to JSON values: floats with the digits of their dtype, or None."""
+    """Converts a column to JSON values: floats with their dtype's digits, None if not finite."""
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return array.tolist()

@@ -109,7 +109,7 @@ class Cache:
         return path
 
     def measure_size(self) -> int:
-        """Returns the bytes of all files, including downloads in progress."""
+        """Returns the total size of all files in bytes, including downloads in progress."""
         return sum(_parse_size(path) for path in self._list_files())
 
     def _is_whole(self, key: str, path: Path, expected: Stored) -> bool:

@@ -79,7 +79,7 @@ def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
 
 
 def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
-    """Returns `count` elements (record, meaningless number), with "" for missing records.
+    """Returns `count` pairs of a record, or "" for a missing one, and a meaningless number.
 
     The zipped range limits the attempts to `count` + 1. With `ignore_errors` alone, a file that
     cannot be opened would be retried forever.

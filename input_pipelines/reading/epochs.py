@@ -66,7 +66,7 @@ class ArrayPipeline:
             if not held.dtype.hasobject:
                 found.update(held.reshape(-1).view(np.uint8).data)
                 continue
-            for value in held.flat:  # texts
+            for value in held.flat:  # texts, which the array only points to
                 text = value if isinstance(value, bytes) else str(value)
                 data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
                 found.update(len(data).to_bytes(8, "little") + data)

@@ -20,7 +20,7 @@ SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
 _OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python create
 _SHOWN = 20  # most names in a line
 
-_EMPTY = "without images"  # the only reason that applies to folders
+_EMPTY = "without images"  # the only reason to leave out a folder
 
 LeftOut = dict[str, list[str]]  # the names of the files, by the reason why they are left out
 
@@ -296,7 +296,7 @@ def _check_classes(folder: str, names: list[str], found: list[str]) -> None:
 def _check_depth(
     folder: str, names: list[str], found: list[str], classes: Sequence[str] = ()
 ) -> None:
-    """Raises `UserError` if all images are in one folder whose subfolders may be the classes.
+    """Raises `UserError` if the only folder has several subfolders, which may be the classes.
 
     Args:
         folder, names, found: as for `_check_classes`.

@@ -54,11 +54,11 @@ class IndexedRecords:
         return tf.data.Dataset.range(step, tf.int64.max).map(batch)
 
     def iterate_once(self) -> tf.data.Dataset:
-        """Returns a dataset of (number, number) for each record, in order."""
+        """Returns a dataset of (record, number) for each record, in order; the two are equal."""
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns batches of the numbers `first` to `last` - 1, as records and as numbers."""
+        """Returns batches (records, numbers) of `first` to `last` - 1; the two are equal."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
             numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)

@@ -99,7 +99,7 @@ def scan_folder(folder: str, follow_links: bool = False) -> Tree:
 
 
 def _examine_entry(entry: os.DirEntry[str]) -> tuple[str, int]:
-    """Returns the kind of an entry, and its bytes if it is a file.
+    """Returns the kind of an entry, and its size in bytes if it is a file, otherwise 0.
 
     It makes one system call for a file and none for a folder, because system calls are slow on NFS.
     """
@@ -115,7 +115,7 @@ def _examine_entry(entry: os.DirEntry[str]) -> tuple[str, int]:
 
 
 def _find_empty(folders: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Returns the outermost folders that contain none of the names."""
+    """Returns the outermost folders that contain none of the entries named `names`."""
     used = {""}
     for name in names:
         while (name := os.path.dirname(name)) and name not in used:

@@ -20,7 +20,7 @@ class Permutation:
 
     def __init__(self, count: int, seed: int):
         self.count = count
-        # Bits in one half of a number.
+        # Bits of each of the two halves of a number that the network exchanges.
         self._bits = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
         self._mask = (np.uint64(1) << self._bits) - np.uint64(1)
         rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)

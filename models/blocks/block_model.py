@@ -1,4 +1,4 @@
-"""Functional models made of blocks, which the backward pass may recompute instead of keeping."""
+"""Functional models made of blocks, whose activations the backward pass may recompute."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from tftpu.models import checks
 from tftpu.models.layers.tensor_parallel import Rule, select_rules
 from tftpu.tensors import Tensor
 
-SIZES = "tftpu.models.sizes"  # the zoo's configs; this module imports them to build a model
+SIZES = "tftpu.models.sizes"  # the module of the zoo's configs, imported when one is decoded
 
 
 @keras.saving.register_keras_serializable("tftpu")
@@ -134,7 +134,7 @@ class Blocks:
 
     @classmethod
     def from_tensors(cls, inputs: Any, outputs: Any) -> "Blocks | None":
-        """Splits a model into its blocks; returns None if it runs as a whole."""
+        """Splits a model into its blocks; returns None if it is neither recomputed nor a loop."""
         whole = keras.Model(inputs, outputs)
         layer = next((layer for layer in whole.layers if isinstance(layer, Structure)), None)
         if layer is None:
@@ -164,7 +164,7 @@ class Blocks:
         return cls(first, blocks, border, end, layer.shared, layer.remat, loop)
 
     def serve(self, training: bool | None) -> bool:
-        """Returns True in training; otherwise, if the blocks are a loop and no cache is open."""
+        """Returns whether to use `run`: in training, or for a loop while no cache is open."""
         return bool(training) or (self.loop and find_open_cache() is None)
 
     def run(self, inputs: Any, training: bool) -> Tensor:

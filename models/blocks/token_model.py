@@ -37,7 +37,7 @@ class TokenModel(BlockModel):
                 layer.share(self.get_layer(layer.embedding.name))
 
     def __call__(self, features: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; raises `UserError` for a feature that it does not have."""
+        """Calls the model; raises `UserError` for a feature that the model does not have."""
         return super().__call__(self._complete_features(features), *args, **kwargs)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Tensor:

@@ -1,9 +1,9 @@
 """Writes the adapters of a KerasHub task in PEFT's format, for its twin in Transformers.
 
 The twin is the same model in Transformers. KerasHub reads a task from it (`reading`), or writes it
-(`export_to_transformers`). With its kernels replaced by the products of their adapters, and its
-other weights by zeros, a task is converted to the matrices that adapters add to the twin's. These
-are factored again, because their rank may be higher: the first adapter of a kernel with heads has a
+(`export_to_transformers`). Converting a task whose kernels are the products of their adapters, and
+whose other weights are zero, gives the matrices that adapters add to the twin's. These are factored
+again, because their rank may be higher: the first adapter of a kernel with heads has a
 matrix for each head, and their ranks add up.
 
 Tried with KerasHub 0.32 and PEFT 0.21.
@@ -62,7 +62,7 @@ def save_adapters(
     arrays, transposed = reading.find_matrices(plain), False
     if arrays is None:
         about, arrays = _export(plain)
-        transposed = about["model_type"] == "gpt2"  # its layers are Conv1D, (in, out)
+        transposed = about["model_type"] == "gpt2"  # GPT-2's Conv1D kernels are (in, out)
     factors, ranks = {}, {}
     for name, matrix in arrays.items():
         if matrix.any():
@@ -74,7 +74,7 @@ def save_adapters(
     if not ranks:
         raise UserError(f"The adapters of {model.name!r} add nothing yet: train them first.")
     config = peft.build_config(max(ranks.values()), sorted(ranks), base=base, transposed=transposed)
-    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # alpha / rank = 1
+    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # scale alpha / rank: 1
     return peft.write(folder, factors, config)
 
 

@@ -109,7 +109,7 @@ def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
 def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
     """Returns a line about texts at the start of a raw batch that are cut; "" if none is."""
     counts = count_tokens(model, tf.nest.map_structure(lambda part: part[:_FEW], raw))
-    cut = int((counts > length + 1).sum())  # the last token is only a label
+    cut = int((counts > length + 1).sum())  # the token after `length` is a label
     if not cut:
         return ""
     return (

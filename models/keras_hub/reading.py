@@ -110,7 +110,7 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
 
 
 def _locate(read: dict[int | str, _Read], kernel: Any) -> _Read:
-    """Returns a kernel's tensor name and function; a block without entries uses block 0's."""
+    """Returns a kernel's tensor name and function; derives missing ones from those of block 0."""
     name, move = read.get(id(kernel), ("", None))
     for number in re.finditer(r"\d+", "" if name else kernel.path):
         first = f"{kernel.path[: number.start()]}0{kernel.path[number.end() :]}"

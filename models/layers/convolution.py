@@ -43,7 +43,7 @@ class QuantizedConvolution(keras.layers.Layer):
         kernel = dequantize_kernel(self) if quantized else self._kernel
         if not getattr(self, "lora_enabled", False):
             return kernel
-        private: Any = self  # Keras's depthwise convolutions declare no adapters
+        private: Any = self  # Keras's type of depthwise convolutions declares no adapters
         more = ops.matmul(private.lora_kernel_a, private.lora_kernel_b)
         scale = private.lora_alpha / private.lora_rank
         return ops.cast(kernel + scale * more, self.compute_dtype)

@@ -9,9 +9,9 @@ from tftpu.models.blocks.block_model import BlockModel
 
 
 def standardize_pixels(model: keras.Model) -> keras.Model:
-    """Returns the model behind a layer that maps pixels to about zero mean and unit variance.
+    """Returns `model` preceded by a layer that maps pixels to about zero mean, unit variance.
 
-    The layer is Keras's own, so that Keras reads the `.keras` file of a model that needs no other
+    The layer is Keras's own, so Keras alone can load the `.keras` file of a model without custom
     classes. It computes x / 64 - 1.2 in float32.
 
     Args:

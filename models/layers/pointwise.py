@@ -242,7 +242,7 @@ def _broadcast_groups(value: Any, dtype: str) -> Tensor:
 
 
 def _multiply_channels(x: Tensor, matrix: Tensor) -> Tensor:
-    """Returns x @ matrix over the channels, as a convolution: a TPU keeps its memory layout."""
+    """Returns x @ matrix over the channels, as a convolution, which keeps x's layout on a TPU."""
     return ops.conv(x, matrix[None, None], data_format=CHANNELS_LAST)
 
 

@@ -16,8 +16,8 @@ class StochasticDepth(layers.Layer):
     """Dropout of a residual branch, per example (Huang et al. 2016).
 
     Follows https://arxiv.org/abs/1603.09382. Examples that are kept are scaled by 1 / (1 - rate),
-    so evaluation changes nothing. An example's random number depends on its position in the global
-    batch.
+    so that the layer is the identity in evaluation. An example's random number depends on its
+    position in the global batch.
 
     Args:
         rate: probability that an example is dropped.

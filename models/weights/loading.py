@@ -212,7 +212,7 @@ def freeze(model: keras.Model, patterns: str) -> list[str]:
 
 
 def _compute_shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] | None:
-    """Returns the shape of an entry's value; None if the arrays lack dimensions."""
+    """Returns the shape of an entry's value; None if the arrays have too few dimensions."""
     try:
         return entry.read(*(array.build_outline() for array in arrays)).shape
     except ValueError:

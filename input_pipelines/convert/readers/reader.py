@@ -26,8 +26,8 @@ class ReadOptions:
         snapshot: for BigQuery: the point in time to read, such as 2026-11-20T12:00:00Z.
         classes: for images: the names of all classes in the order of their ids; (): the names that
             are found.
-        num_classes: the number of class ids in an index or in records; 0: one more than the highest
-            id of an index; records with class ids need it.
+        num_classes: the number of class ids in an index, 0 for one more than the highest id; or in
+            records, where it must be given.
         image_feature, label_feature: for records of images without a manifest: the features' names.
         first_class: the lowest class id in records of images, which becomes 0.
         validation_fraction: for images: the share of each class that is held out for validation.

@@ -126,7 +126,7 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
 
 
 def _cut_parts(sizes: dict[str, int]) -> list[Part]:
-    """Divides files into parts [[path, begin, end], ...] of small files or of one file.
+    """Divides files into parts [[path, begin, end], ...]: small files, or ranges of large ones.
 
     Only files of JSON lines are divided.
     """

@@ -145,7 +145,7 @@ def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], l
 
 
 def _strip_node_names(error: Any) -> str:
-    """Returns the text of TensorFlow's error or of a check, without the names of nodes."""
+    """Returns the message of TensorFlow's error or of the failed check, without node names."""
     said = error.message.partition("}} ")[2] or error.message
     checked = re.findall(r"""^\s*b(['"])(.*)\1$""", said.partition("Summarized data:")[2], re.M)
     return ": ".join(words for _, words in checked) or " ".join(said.split())
