@@ -40,7 +40,7 @@ def test_no_public_docstring_opens_with_a_question():
 
 
 def test_no_text_reads_as_translated():
-    search = ["git", "grep", "-nwE", TRANSLATED, "--", "*.py", "*.md"]
+    search = ["git", "grep", "-nwE", TRANSLATED, "--", "*.py", "*.md", "*.ipynb"]
     found = subprocess.run(search, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode in (0, 1), found.stderr  # 1: nothing was found
     assert found.stdout.splitlines() == [], f"write these words differently: {TRANSLATED}"
