@@ -188,7 +188,7 @@ class TaskBatch:
         self._before_compiling = before_compiling
         self._waiting: deque[tuple[Any, Row]] = deque()
         self._running: list[tuple[Any, Writing]] = []
-        self._rounds: Iterator[list[Part]] = iter(())  # keeps attention's keys and values
+        self._rounds: Iterator[list[Part]] = iter(())  # holds the cache of the texts
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(not text.ended for _, text in self._running)
@@ -252,7 +252,7 @@ class TaskBatch:
         lengths = np.ones(rows, np.int32)
         lengths[: len(texts)] = [len(text.window) for text in texts]
         longest = int(lengths.max())
-        room = max(longest + count, ROOM)  # so that short texts share a program
+        room = max(longest + count, ROOM)  # short texts share a program
         slots = min(round_up_length(room), self._programs.decoding.context)
         tokens, ended = np.zeros((rows, slots), np.int32), np.ones(rows, bool)
         uniform = np.zeros((rows, count), np.float32)

@@ -307,7 +307,7 @@ def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> s
 def _suggest(name: str) -> str:
     """Returns a sentence that suggests the slice with the nearest name, or the generations."""
     known = {_simplify(slice_name): slice_name for slice_name in list_names()}
-    for generation in GENERATIONS.values():  # xpk calls tpu7x-8 tpu7x-2x2x1
+    for generation in GENERATIONS.values():  # names by shape: in xpk tpu7x-8 is tpu7x-2x2x1
         for shape in generation.shapes:
             known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
     begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # finds v6e-8 in v6e-8x

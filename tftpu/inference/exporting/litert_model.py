@@ -92,7 +92,7 @@ def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
 
 
 def _find_reason(message: str) -> str:
-    """Returns the missing operations, or else the error, in a message with the whole graph."""
+    """Extracts the missing operations, or else the error, from a message with the whole graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = ("TF Select ops:", "Custom ops:")
     missing = [line.partition(":")[2].strip() for line in lines if line.startswith(kinds)]

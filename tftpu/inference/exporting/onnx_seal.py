@@ -21,7 +21,7 @@ def make_blank_entry() -> dict[str, str]:
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Writes the content of a file with a blank entry, which gets the checksum of the rest."""
+    """Writes a file; replaces the value of its blank entry by the checksum of the rest."""
     before, _, after = _split(data)
     with path.open("wb") as file:
         file.writelines([before, _compute_checksum(before, after), after])

@@ -61,7 +61,7 @@ class _NotJson(Exception):  # noqa: N818
     """A request does not declare its body as JSON."""
 
 
-_STATUSES = {  # The status of each answer that is not a failure of the server.
+_STATUSES = {  # HTTP statuses of errors that are not failures of the server.
     BadRequest: 400,
     Refused: 400,
     UnknownModel: 404,
