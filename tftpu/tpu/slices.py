@@ -165,7 +165,7 @@ class Slice:
 
     @property
     def single(self) -> "Slice":
-        """One of the slices."""
+        """A single one of the joined slices."""
         if self.slices == 1:
             return self
         return dataclasses.replace(self, name=self.name.partition("x")[2], slices=1)

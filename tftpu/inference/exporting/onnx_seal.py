@@ -1,6 +1,6 @@
 """The checksum in an ONNX file's metadata, needed because ONNX Runtime runs damaged weights.
 
-A file may have 2 GB, so it is read and written in pieces and never copied.
+A file may have 2 GB, so its content is processed in pieces, without a second copy in memory.
 """
 
 from pathlib import Path

@@ -38,7 +38,7 @@ _UNCHANGING = {
 
 
 class Completion(NamedTuple):
-    """Texts to write.
+    """A parsed request for texts.
 
     Attributes:
         rows: a row for each prompt.
