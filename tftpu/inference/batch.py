@@ -80,7 +80,7 @@ class Writing:
         self.done, self.ended = 0, False
 
     def extend(self, tokens: Sequence[int]) -> Tokens:
-        """Appends tokens to the text; returns those before a stop token and within its length."""
+        """Appends tokens up to the text's length; returns those before a stop token."""
         kept = list(itertools.islice(tokens, self.row.length - self.done))
         self.window += kept
         self.done += len(kept)

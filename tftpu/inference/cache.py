@@ -61,7 +61,7 @@ class Cache:
         self.pairs[layer] = Pair(kept(keys), kept(values))
 
     def extend(self, layer: str, keys: Tensor, values: Tensor) -> Pair:
-        """Keeps keys and values of more tokens, (batch, time, key_heads, head_dim); returns all."""
+        """Adds keys and values, (batch, time, key_heads, head_dim); returns those of all tokens."""
         before, start = self.pairs[layer], (0, self._slot, 0)
         self.pairs[layer] = Pair(
             ops.slice_update(before.keys, start, _join_heads(keys)),

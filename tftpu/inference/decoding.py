@@ -54,7 +54,7 @@ class Decoding(Protocol):
     def step(
         self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one more token of each row, and returns the same as `read`.
+        """Reads one more token of each row; returns the state and the logits, as `read` does.
 
         Args:
             state: the state from the previous pass.
@@ -118,7 +118,9 @@ class Cached:
         """Reads one more token of each row; see `Decoding.step`."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
-        age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: the token itself
+        age = ops.mod(
+            slot - ops.arange(slots, dtype="int32"), slots
+        )  # steps since its token was written
         visible = age[None, None] <= position[:, None, None]
         with open_cache(Cache(slots, pairs, slot, visible)) as cache:
             # A loop may continue beyond the context; its caller drops the tokens written there.

@@ -346,7 +346,7 @@ def _compute_shards(
 def _write(
     records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
 ) -> tuple[_Shard, list[int]]:
-    """Writes a shard; returns it, and the numbers of records with outputs that are not finite."""
+    """Writes a shard; returns it, and the record numbers of outputs that are not finite."""
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, **({"record": numbers} if numbers else {})}
     predicted = job.columns(outputs)

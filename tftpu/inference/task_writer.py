@@ -62,7 +62,7 @@ class TaskDecoding:
         self.vocabulary = task.output_shape[-1]
 
     def run(self, tokens: Tensor, lengths: Tensor, use: Callable[[Any, Nest], Nest]) -> Nest:
-        """Reads prompts, and returns the result of `use`, which gets the pass for the next token.
+        """Reads prompts, and returns the result of `use` for the pass that reads one more token.
 
         Args:
             tokens: (batch, slots), int32, the prompts, padded at their end.
@@ -149,7 +149,7 @@ class TaskPrograms(SizedPrograms):
         return [Size(1, min(ROOM, self.decoding.context), tokens)]
 
     def compile(self, size: Size) -> None:
-        """Compiles the programs of a size, which no other thread may do meanwhile."""
+        """Compiles the programs of a size; no other thread may compile any meanwhile."""
         if size in self._known:
             return
         lengths = np.ones(size.rows, np.int32)

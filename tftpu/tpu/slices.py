@@ -178,8 +178,8 @@ class Slice:
     def count_links(self, chips: int) -> int:
         """Returns the number of links that a chip can use at once in collectives of a group.
 
-        An axis that forms a ring has two, any other axis one, because chips at its ends have no
-        second one. A group lies along the first axes whose product is its size, as `jax.make_mesh`
+        An axis that forms a ring adds two, any other axis one, because chips at its ends have no
+        second link. A group lies along the first axes whose product is its size, as `jax.make_mesh`
         places it; a group that fits no axes is a ring through the slice.
 
         Args:

@@ -24,7 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # by `quick_import`
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # see `quick_import`
 _BATCHES = (5, 1)
 
 
@@ -42,7 +42,7 @@ class Exported(NamedTuple):
 
 
 def saved_model(serving: Serving, to: str) -> Exported:
-    """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
+    """Writes a SavedModel, which TensorFlow runs without Keras; arguments as for `onnx`."""
 
     def write(path: Path) -> None:
         tf.saved_model.save(serving.module(), str(path), serving.signatures())
@@ -85,7 +85,7 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 
 def keras_file(serving: Serving, to: str) -> Exported:
-    """Writes the model as a `.keras` file; see `onnx`."""
+    """Writes the model as a `.keras` file; arguments as for `onnx`."""
     return _write_model(serving, to, lambda path: serving.model.save(path))
 
 

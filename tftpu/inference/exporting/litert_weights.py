@@ -14,7 +14,7 @@ import numpy as np
 from tftpu.inference.quantizing import SMALLEST
 
 _LARGEST = 127  # the integer of a channel's largest value
-_OFF = 1e-4  # largest distance of a value from an integer, due to rounding in float32
+_OFF = 1e-4  # largest distance of value / scale from an integer, by rounding in float32
 
 
 def convert_to_integers(flatbuffer: bytes) -> bytes:

@@ -33,7 +33,7 @@ def sum_of(data: bytes) -> Sum:
 
 
 def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
-    """Returns the sums of the files that exist, by name; in a bucket, as it reports them."""
+    """Returns the sums of the files that exist, by name; for a bucket, the service reports them."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}

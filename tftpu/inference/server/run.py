@@ -56,7 +56,7 @@ def listen(at: socket.socket) -> str:
 
 
 def _explain_taken(host: str, port: int, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # of OverflowError
+    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # OverflowError has none
     return UserError(
         f"Nothing can be served at {host}:{port} ({reason}): choose another --port (0 takes a free "
         "one) or --host."
