@@ -118,9 +118,7 @@ class Cached:
         """Reads one more token of each row; see `Decoding.step`."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
-        age = ops.mod(
-            slot - ops.arange(slots, dtype="int32"), slots
-        )  # steps since its token was written
+        age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: this step's slot
         visible = age[None, None] <= position[:, None, None]
         with open_cache(Cache(slots, pairs, slot, visible)) as cache:
             # A loop may continue beyond the context; its caller drops the tokens written there.

@@ -90,7 +90,7 @@ def keras_file(serving: Serving, to: str) -> Exported:
 
 
 def preset(serving: Serving, to: str) -> Exported:
-    """Writes a KerasHub model, with its preprocessor if it has one, as a preset; see `onnx`.
+    """Writes a KerasHub model, with any preprocessor, as a preset; arguments as for `onnx`.
 
     Raises:
         UserError: as for `onnx`, or the run's KerasHub cannot write the model.
