@@ -17,7 +17,7 @@ from tftpu.inference.server.answers import SHOWN, BadRequest
 from tftpu.inference.server.arrays import describe_kind, is_image_file, parse_array
 from tftpu.inference.server.served import Arrays
 
-SENTENCE = "sentence"  # the field of a text, named as in the data that `tftpu predict` reads
+SENTENCE = "sentence"  # the field of a text, as in `tftpu predict --input=sentence:TEXT`
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 # Most characters of a text: the only thread that encodes texts takes about 50 us for each.
