@@ -17,7 +17,7 @@ from tftpu.inference.sampling import Sampling, gather_rules
 from tftpu.tensors import Nest, ops
 
 _CALL_S = 0.1  # target duration of a call in seconds; no text can join during a call
-_SHORT = 4  # tokens that a call writes while prompts wait to be read
+_SHORT = 4  # tokens per call while prompts wait, so that they are read soon
 _SPARE = 16  # calls in a row with unused room, after which the state shrinks
 
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """The next tokens of a text.
 
     Attributes:
-        key: the key of the text.
+        key: the key given to `Batch.add`.
         tokens: its next tokens.
         ended: whether the text has ended.
         error: the error that ended the text early; None: there was none.
@@ -45,7 +45,7 @@ class Batch(Protocol):
         ...
 
     def add(self, key: Any, row: Row) -> None:
-        """Adds a text; its parts have this key."""
+        """Adds a text; `key` identifies it in each `Part`."""
         ...
 
     def remove(self, key: Any) -> None:
@@ -53,7 +53,7 @@ class Batch(Protocol):
         ...
 
     def advance(self) -> Iterator[list[Part]]:
-        """Reads and writes for a short time; yields parts of texts as soon as they are written."""
+        """Reads prompts and writes tokens for a short time; yields parts once they are written."""
         ...
 
 
@@ -80,7 +80,7 @@ class Writing:
         self.done, self.ended = 0, False
 
     def extend(self, tokens: Sequence[int]) -> Tokens:
-        """Adds tokens; returns those before the end of the text."""
+        """Appends tokens up to the text's length; returns those before a stop token."""
         kept = list(itertools.islice(tokens, self.row.length - self.done))
         self.window += kept
         self.done += len(kept)
@@ -89,7 +89,7 @@ class Writing:
         return list(itertools.takewhile(lambda token: token not in self._stops, kept))
 
     def build_part(self, key: Any, tokens: Sequence[int], end: int) -> Part:
-        """Adds tokens; returns them as a part, which has an error if logits were not finite.
+        """Appends tokens; returns them as a `Part`, with an error if logits were not finite.
 
         Args:
             key: the key of the text.
@@ -108,7 +108,7 @@ class _Reading:
 
     def __init__(self, key: Any, text: Writing, context: int):
         self.key, self.text = key, text
-        if len(text.window) >= context:  # continues from its last half context of tokens
+        if len(text.window) >= context:  # half a context stays, which leaves room for more
             text.window = text.window[-(context // 2) :]
         self.state: Nest = None
         self.read = 0
@@ -199,7 +199,7 @@ class RunningBatch:
         return size.time, part
 
     def _can_continue(self, key: Any, text: Writing) -> bool:
-        """Returns whether a text stays in the state; queues it for reading if it is full."""
+        """Returns whether a row stays in the state; queues it to be reread if it is full."""
         is_full = len(text.window) >= self._context
         if is_full and not text.ended:
             self._read_later(key, text)
@@ -234,7 +234,7 @@ class RunningBatch:
 
         Args:
             size: the new size.
-            like: a state of any size, which shows the structure of an empty one.
+            like: a state of any size, the template for an empty one.
         """
         kept = [n for n, row in enumerate(self._rows) if row is not None]
         before, self._slots = self._slots, size.slots
@@ -245,7 +245,7 @@ class RunningBatch:
             self._state, self._slot = self._programs.build_state(size, like), 0
             return
         rows = np.array(kept + [kept[0]] * (size.rows - len(kept)))
-        # The oldest slot comes first, so that the next one of a longer ring follows the newest.
+        # The oldest token comes first, so that a longer ring has its free slots after the newest.
         oldest = self._slot + max(0, before - size.slots)
         order = (oldest + np.arange(size.slots)) % before
         self._state = keras.tree.map_structure(
@@ -275,7 +275,7 @@ class RunningBatch:
         return min(text.row.length - text.done, self._context - len(text.window))
 
     def _make_room(self, count: int) -> None:
-        """Resizes the state if the next tokens do not fit, or if it was too large for long."""
+        """Resizes the state if the next tokens do not fit, or after many calls with unused room."""
         longest = max(len(row[1].window) for row in self._rows if row is not None)
         need = min(longest + count, self._context)
         if need > self._slots:
@@ -321,6 +321,6 @@ def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
 
 
 def _fit(x: Any, slots: int) -> Any:
-    """Pads or truncates (1, slots, ...) to another number of slots; removes only empty ones."""
+    """Pads or truncates an array (1, slots, ...) to other slots; removes only empty ones."""
     missing = max(0, slots - x.shape[1])
     return ops.pad(x[:, :slots], ((0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 2)))

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from tftpu.tensors import Tensor, ops
 
-# Rows are added up to this number, because a TPU multiplies matrices of 8 rows or more. With fewer
-# rows its vector unit does the work, which takes several times as long as reading the matrix.
+# A batch is padded to at least this many rows on a TPU. With fewer, the vector unit computes matrix
+# products instead of the matrix unit, which takes several times as long as reading the matrix.
 ROWS = 8
 
 
@@ -32,12 +32,12 @@ class Cache:
 
     Args:
         slots: the number of tokens for which a row has room.
-        pairs: the pairs that were kept before; empty: nothing was read yet.
+        pairs: the keys and values of earlier tokens, by layer; empty: nothing was read yet.
         slot: () int32, the slot of the first new token, the same for all rows.
         visible: (batch, time, slots), bool: the slots that each new token sees, including its own.
 
     Attributes:
-        pairs: the pairs that are kept, including those of tokens read while the cache was open.
+        pairs: the argument, and the keys and values of tokens read while the cache is open.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Cache:
         self.pairs[layer] = Pair(kept(keys), kept(values))
 
     def extend(self, layer: str, keys: Tensor, values: Tensor) -> Pair:
-        """Keeps keys and values of more tokens, (batch, time, key_heads, head_dim); returns all."""
+        """Adds keys and values, (batch, time, key_heads, head_dim); returns those of all tokens."""
         before, start = self.pairs[layer], (0, self._slot, 0)
         self.pairs[layer] = Pair(
             ops.slice_update(before.keys, start, _join_heads(keys)),

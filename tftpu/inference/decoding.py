@@ -21,7 +21,7 @@ class Decoding(Protocol):
     A row's tokens are in the slots up to this one; the slot of its first token can be any.
 
     Attributes:
-        context: the most tokens that the model takes in a row.
+        context: the maximum length of a row, in tokens.
         vocabulary: the number of tokens in the model's vocabulary.
         chunk: the most tokens of a prompt that are read in one pass.
         least_slots: the fewest slots that a state of several rows has.
@@ -54,7 +54,7 @@ class Decoding(Protocol):
     def step(
         self, state: Nest, token: Tensor, position: Tensor, slot: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Reads one more token of each row, and returns the same as `read`.
+        """Reads one more token of each row; returns the state and the logits, as `read` does.
 
         Args:
             state: the state from the previous pass.
@@ -118,10 +118,10 @@ class Cached:
         """Reads one more token of each row; see `Decoding.step`."""
         pairs = {name: Pair(*pair) for name, pair in state.items()}
         slots = next(iter(pairs.values())).keys.shape[1]
-        age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: the token itself
+        age = ops.mod(slot - ops.arange(slots, dtype="int32"), slots)  # 0: this step's slot
         visible = age[None, None] <= position[:, None, None]
         with open_cache(Cache(slots, pairs, slot, visible)) as cache:
-            # A loop may continue beyond the context. The tokens that it writes there are cut off.
+            # A loop may continue beyond the context; its caller drops the tokens written there.
             place = ops.minimum(position, self.context - 1)
             features = {"tokens": _fill_rows(token), "positions": _fill_rows(place)}
             _, hidden, _ = self._model.factored_logits(features, training=False)
@@ -142,7 +142,7 @@ class Recomputed:
     """
 
     def __init__(self, model: Any, context: int | None = None):
-        # A user's own model may take any shape.
+        # A user's model may have several inputs, or an input of another rank.
         shape = getattr(model, "input_shape", None) or (None, None)
         if not isinstance(shape, tuple) or len(shape) != 2:
             raise _explain_no_writer(model, f"It takes {shape}.")
@@ -171,7 +171,7 @@ class Recomputed:
     def read_more(
         self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Raises NotImplementedError: the first chunk, as long as the context, holds any prompt."""
+        """Raises NotImplementedError: a prompt never has more chunks, as one holds the context."""
         raise NotImplementedError
 
     def step(

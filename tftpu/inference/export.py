@@ -77,7 +77,7 @@ def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) ->
 
 
 def _write_h5(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
-    """Writes an HDF5 file with Keras, which writes a model's current weights to a local disk.
+    """Writes an HDF5 file with Keras, which writes only current weights, to a local disk.
 
     The averages therefore replace the weights temporarily.
     """

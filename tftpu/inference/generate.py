@@ -28,7 +28,7 @@ def generate(
 
     A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
     fills the model's context or is longer, it continues from its last half context. If compiling
-    and writing take longer than two seconds, as in a first call, standard error says so.
+    and writing take longer than two seconds, as in a first call, a line on standard error says so.
 
     Args:
         model: the zoo's GPT or Llama, or a causal language model of KerasHub, which cache keys and

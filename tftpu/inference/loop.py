@@ -17,7 +17,7 @@ class Loop:
     """Reads prompts, and writes the tokens that follow them.
 
     Args:
-        decoding: the passes of the model.
+        decoding: the forward passes of the model.
         choose: a function that returns a token for each row, given logits, random numbers in [0, 1)
             and rules; see `sampling.choose`.
     """
@@ -60,7 +60,7 @@ class Loop:
 
         Args:
             state: the state of several rows.
-            row: a state with the same number of slots.
+            row: the state of the single row, with the same number of slots.
             index: () int32, the index that the row gets in `state`.
             first: () int32, the slot of the ring into which the row's first slot goes.
         """
@@ -111,20 +111,20 @@ class Loop:
 
 
 def is_one_of(token: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Returns whether the token of each row, (batch,), is among `tokens`, (batch,) bool."""
+    """Returns, as (batch,) bool, whether each row's token, (batch,), is among `tokens`."""
     return ops.any(token[:, None] == np.array([*tokens, -1], np.int32), axis=-1)
 
 
 def is_finite(logits: Tensor) -> Tensor:
-    """Returns whether all logits of a row are finite, (batch,) bool."""
+    """Returns, as (batch,) bool, whether all logits of a row are finite."""
     return ops.all(ops.isfinite(logits), axis=-1)
 
 
 def move_end(end: Tensor, place: Tensor, logits: Tensor) -> Tensor:
-    """Returns the first place in each row whose logits were not finite, (batch,) int32.
+    """Returns, as (batch,) int32, the place of the first token with logits that are not finite.
 
     Args:
-        end: the first such places so far; a place after all tokens if there was none.
+        end: the result for the earlier tokens; any place after all tokens if there was none.
         place: () int32, the place of the token that the logits predict.
         logits: (batch, vocabulary).
     """

@@ -129,9 +129,7 @@ def predict(
             a record cannot be used.
         OSError: a shard cannot be written.
     """
-    records.read_fields(
-        range(0), job.keep
-    )  # raises for an unknown field before anything is computed
+    records.read_fields(range(0), job.keep)  # raises early if a field is unknown
     shards = _list_shards(records.count, job)
     mine = shards[job.machine[0] - 1 :: job.machine[1]]
     plan = _describe_plan(job, records)
@@ -261,8 +259,8 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
         raise UserError(f"{path} is damaged: choose another output folder.")
     found.pop("crc32c", None)
     different = [name for name in {**plan, **found} if plan.get(name) != found.get(name)]
-    # An equal plan without a checksum comes from an earlier version of tftpu. A plan for several
-    # machines may come from a machine that has just begun, because each has a separate lock.
+    # An equal plan without a checksum, as earlier versions wrote it, is replaced. So is a different
+    # one before the first shard, unless other machines, which have separate locks, may use it.
     alone = plan["machines"] == found.get("machines") == 1
     if not different or (alone and not plans.has_predictions(job.output)):
         files.write_whole(path, sums.seal(plan))
@@ -348,7 +346,7 @@ def _compute_shards(
 def _write(
     records: Records, job: Job, known: Sums, shard: _Shard, outputs: Nest
 ) -> tuple[_Shard, list[int]]:
-    """Writes a shard; returns it, and the numbers of records with outputs that are not finite."""
+    """Writes a shard; returns it, and the record numbers of outputs that are not finite."""
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, **({"record": numbers} if numbers else {})}
     predicted = job.columns(outputs)

@@ -60,7 +60,7 @@ class SizedPrograms:
     """The functions of a generation loop, compiled once for each size.
 
     Args:
-        decoding: the passes of the model.
+        decoding: the forward passes of the model.
         compiled: a function that returns the compiled form of another.
         stops: tokens after which a text ends.
     """
@@ -161,14 +161,14 @@ class Programs(SizedPrograms):
         return found
 
     def insert(self, size: Size, state: Nest, row: Nest, index: int, first: int) -> Nest:
-        """Runs `Loop.insert`; the state must not be used again."""
+        """Runs `Loop.insert`; `state` is replaced, and must not be used again."""
         insert, _ = self._find_functions(size)
         return insert(state, row, np.int32(index), np.int32(first))[0]
 
     def write(
         self, size: Size, state: Nest, rows: Nest, slot: int, uniform: np.ndarray, count: int
     ) -> tuple[Nest, Tensor, Tensor]:
-        """Runs `Loop.write`; the state must not be used again."""
+        """Runs `Loop.write`; `state` is replaced, and must not be used again."""
         _, write = self._find_functions(size)
         state, (written, end) = write(state, rows, np.int32(slot), uniform, np.int32(count))
         self._known.add(size)

@@ -50,7 +50,7 @@ class Quantized:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the integers and the scales."""
+        """The size of the packed integers and the scales, in bytes."""
         return -(-self.codes.size * self.bits // 8) + self.scale.nbytes
 
     @property

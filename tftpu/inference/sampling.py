@@ -9,7 +9,7 @@ from tftpu.errors import UserError
 from tftpu.tensors import Nest, Tensor, ops
 
 _LEAST = 1e-6  # a lower temperature would make logits infinite
-_FEW = 256  # a top_k up to this sorts only so many tokens, in a fraction of the time of all
+_FEW = 256  # up to this top_k, only 256 tokens are sorted, much faster than the vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
 
 
 def _draw_place(chances: Tensor, uniform: Tensor) -> Tensor:
-    """Returns the index in each row of probabilities that a number in [0, 1) selects, int32."""
+    """Draws an index, int32, from each row of probabilities; `uniform` in [0, 1) selects it."""
     total = ops.cumsum(chances, axis=-1)
     drawn = uniform[:, None] * total[:, -1:]
     place = ops.sum(ops.cast(total <= drawn, "int32"), axis=-1)

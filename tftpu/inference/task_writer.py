@@ -62,7 +62,7 @@ class TaskDecoding:
         self.vocabulary = task.output_shape[-1]
 
     def run(self, tokens: Tensor, lengths: Tensor, use: Callable[[Any, Nest], Nest]) -> Nest:
-        """Reads prompts, and returns the result of `use`, which gets the pass for the next token.
+        """Reads prompts, and returns the result of `use` for the pass that reads one more token.
 
         Args:
             tokens: (batch, slots), int32, the prompts, padded at their end.
@@ -149,7 +149,7 @@ class TaskPrograms(SizedPrograms):
         return [Size(1, min(ROOM, self.decoding.context), tokens)]
 
     def compile(self, size: Size) -> None:
-        """Compiles the programs of a size, which no other thread may do meanwhile."""
+        """Compiles the programs of a size; no other thread may compile any meanwhile."""
         if size in self._known:
             return
         lengths = np.ones(size.rows, np.int32)
@@ -188,7 +188,7 @@ class TaskBatch:
         self._before_compiling = before_compiling
         self._waiting: deque[tuple[Any, Row]] = deque()
         self._running: list[tuple[Any, Writing]] = []
-        self._rounds: Iterator[list[Part]] = iter(())  # keeps attention's keys and values
+        self._rounds: Iterator[list[Part]] = iter(())  # holds the cache of the texts
 
     def __len__(self) -> int:
         return len(self._waiting) + sum(not text.ended for _, text in self._running)
@@ -252,7 +252,7 @@ class TaskBatch:
         lengths = np.ones(rows, np.int32)
         lengths[: len(texts)] = [len(text.window) for text in texts]
         longest = int(lengths.max())
-        room = max(longest + count, ROOM)  # so that short texts share a program
+        room = max(longest + count, ROOM)  # short texts share a program
         slots = min(round_up_length(room), self._programs.decoding.context)
         tokens, ended = np.zeros((rows, slots), np.int32), np.ones(rows, bool)
         uniform = np.zeros((rows, count), np.float32)

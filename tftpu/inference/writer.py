@@ -30,7 +30,7 @@ class Writer:
         UserError: the model does not predict the next token.
     """
 
-    programs: Any  # each kind of writer has its own
+    programs: Any  # its class differs between kinds of writers
 
     def __init__(
         self,

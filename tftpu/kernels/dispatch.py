@@ -61,7 +61,7 @@ def attend(
     if ours:
         runs = flash_attention is not False and functions.takes_attention(query, key)
         if runs or attn_logits_soft_cap:
-            if scale is not None:  # `attention` divides by the root of head_dim
+            if scale is not None:  # undoes the scale of `attention`, head_dim**-0.5
                 query = query * ops.cast(scale * query.shape[-1] ** 0.5, query.dtype)
             return attention(
                 query,

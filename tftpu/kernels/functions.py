@@ -56,7 +56,7 @@ def flash_attention(
         limits.append(_build_mask(mask, padding, flash.BLOCK) if pairwise else None)
     column = max(flash.LANES // head_dim, 1)  # heads per column
 
-    def to_columns(x):  # (batch, time, heads, head_dim) -> (batch, blocks, columns x 128)
+    def to_columns(x):  # (batch, time, heads, head_dim) -> (batch, padded time, columns x 128)
         x = ops.pad(x, ((0, 0), (0, padding), (0, -heads % column), (0, 0)))
         return ops.reshape(x, (*x.shape[:2], -1))
 
@@ -224,7 +224,7 @@ def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
 
     @ops.custom_gradient
     def turn(x):
-        def gradient(*upstream):  # a rotation's inverse turns by the negative angle
+        def gradient(*upstream):  # is the rotation by the negative angle
             (upstream,) = upstream
             return rotate(upstream, cosine, -sine)
 

@@ -24,10 +24,10 @@ def checkpoint(
         trained: the variables whose values are `weights`.
         others: the variables whose values are `states`, which get no gradient.
     """
-    # The scope inside `forward` hides the enclosing scope, so current values are passed in.
+    # Read here, because `forward` opens a stateless scope that hides values set by an outer one.
     states = [tf.convert_to_tensor(v) for v in others]
     leaves = keras.tree.flatten(x)
-    results: list[Nest] = []  # results of the last call, for their structure
+    results: list[Nest] = []  # the last results of `forward`, for their structure
 
     def compute(given: Sequence[Tensor]) -> list[Tensor]:
         x_again = keras.tree.pack_sequence_as(x, given[: len(leaves)])

@@ -39,8 +39,8 @@ LARGEST = 512 * 768 * 2
 def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
     """Returns whether sequences are short enough, and their heads fill columns of 128 lanes.
 
-    Multiples of `BLOCK` are left to `tftpu.kernels.flash`, which need not pad them: a BERT
-    of 512 tokens with dropout costs less with it.
+    Multiples of `flash.BLOCK` are left to `tftpu.kernels.flash`, which need not pad them: it is
+    cheaper for a BERT of 512 tokens with dropout.
     """
     head_dim = width // heads
     lanes = max(LANES, head_dim)

@@ -114,7 +114,7 @@ class Console(writers.Writer):
                 return
         text = writers.format_line(step, self._steps, split, scalars)
         if split == "train":
-            # Readers could take the only line of a short run for the state at its end.
+            # The only line of a short run could be misread as the metrics of its last step.
             if step == self._steps and step - self._start > 1 and not self._has_trained:
                 text += f"  (means of {step - self._start} steps)"
             self._has_trained = True

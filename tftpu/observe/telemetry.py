@@ -40,7 +40,7 @@ class Telemetry:
     """A thread that samples the machine every few seconds.
 
     Args:
-        workdir: the folder whose disk is measured, unless it is remote; None: no disk is.
+        workdir: the folder whose disk is measured, unless it is remote; None: no disk is measured.
         beat: a function that is called after each sample, in the thread.
         every: seconds between two samples.
         tpu: whether this host has a TPU; without one, libtpu's monitoring hangs for minutes.

@@ -214,7 +214,7 @@ class TensorBoard(Writer):
             tf.summary.image(name, images, max_outputs=len(images))
 
     def close(self) -> None:
-        self._write_hyperparameters("train")  # not written yet if there was no evaluation
+        self._write_hyperparameters("train")  # nothing happens if an evaluation wrote them
         for writer in self._writers.values():
             writer.close()
 
@@ -249,8 +249,8 @@ class TensorBoard(Writer):
                 self._written[folder] = size
         if folder not in self._writers:
             path = files.join(self._workdir, folder)
-            # TensorFlow also flushes a full queue. This is good on a disk, but in a bucket only
-            # elapsed time should cause a flush.
+            # TensorFlow also flushes a full queue, but in a bucket a flush uploads the whole file:
+            # there the queue is so long that only elapsed time causes a flush.
             queue = 10_000 if files.is_remote(path) else 10
             self._writers[folder] = tf.summary.create_file_writer(path, queue, flush_millis=10_000)
         # An array, because TensorFlow keeps every Python number that it has ever converted.

@@ -38,7 +38,7 @@ class Lines:
     def __init__(self, path: str, resumed_at: int | None = None):
         self._path = path
         self._pending = bytearray()
-        self._lost = 0  # number of lines dropped over the limit since the last success
+        self._lost = 0  # lines dropped beyond the limit since the last successful write
         self._failed = False
         self._place = _choose_place(path)
         if resumed_at is not None:

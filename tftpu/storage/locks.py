@@ -243,7 +243,7 @@ class _Beats:
         self._workdir = workdir
         self._path = workdir / _BEATS
         self._owner = Owner.from_this_process(exclusive=False)
-        # The heartbeats go into this file, even if it is renamed or removed.
+        # Heartbeats go through the descriptor of this file, even after it is renamed or removed.
         while (descriptor := self._create_file(self._path)) is None:
             self._break()
         self._descriptor = descriptor

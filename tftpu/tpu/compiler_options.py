@@ -14,8 +14,8 @@ AUTO = "auto"
 # Makes a product wait until its sharded operand has arrived completely. By default XLA multiplies
 # what has arrived, in a loop of small products that keep the matrix units idle.
 _WHOLE_PRODUCTS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-# Lets SparseCores exchange while TensorCores compute, as on tpu7x by default. Without these options
-# products wait for all gathers on v6e, and for most on v5p. MaxText sets them so for a v6e-32
+# Lets SparseCores run collectives while TensorCores compute, as on tpu7x by default. Without these
+# options, products wait for all gathers on v6e, and for most on v5p. MaxText sets them for a v6e-32
 # (run_gemma4_e4b_rl.sh) and a v5p-128 (run_olmo_qwen3_30b_streaming_diloco.sh). v5e has no
 # SparseCores: there the compiler fuses a gather with products that do not need it.
 _OFFLOADED = "xla_tpu_enable_sparse_core_collective_offload_"

@@ -66,7 +66,7 @@ def has_tpu(root: str = "/") -> bool:
 
 def is_installed(distribution: str) -> bool:
     """Returns whether a package is installed in this environment."""
-    from importlib import metadata  # would double the time of `import tftpu`
+    from importlib import metadata  # at the top, it would double the time of `import tftpu`
 
     try:
         metadata.version(distribution)

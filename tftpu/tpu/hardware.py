@@ -43,7 +43,7 @@ class Hardware:
         return flops_per_s / (self.chips * self.generation.tflops * 1e12)
 
     def compute_price(self, seconds: float) -> float | None:
-        """Returns the on-demand price of the chips for this time, in US dollars.
+        """Returns the on-demand price of the chips for `seconds`, in US dollars.
 
         Returns None if the generation is not known.
         """
@@ -62,7 +62,7 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     if not is_tpu:
         return Hardware(data_shards)
     generation = GENERATIONS.get(find_attached_tpu() or "")
-    # The two cores of a v5p chip are one device, so `cores` is used, not `counted`.
+    # Not `generation.counted`, which is 2 for v5p, whose two cores are one device.
     chips = data_shards // generation.cores if generation else data_shards
     return Hardware(chips, generation, is_tpu=True)
 

@@ -165,7 +165,7 @@ class Slice:
 
     @property
     def single(self) -> "Slice":
-        """One of the slices."""
+        """A single one of the joined slices."""
         if self.slices == 1:
             return self
         return dataclasses.replace(self, name=self.name.partition("x")[2], slices=1)
@@ -178,8 +178,8 @@ class Slice:
     def count_links(self, chips: int) -> int:
         """Returns the number of links that a chip can use at once in collectives of a group.
 
-        An axis that forms a ring has two, any other axis one, because chips at its ends have no
-        second one. A group lies along the first axes whose product is its size, as `jax.make_mesh`
+        An axis that forms a ring adds two, any other axis one, because chips at its ends have no
+        second link. A group lies along the first axes whose product is its size, as `jax.make_mesh`
         places it; a group that fits no axes is a ring through the slice.
 
         Args:
@@ -307,7 +307,7 @@ def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> s
 def _suggest(name: str) -> str:
     """Returns a sentence that suggests the slice with the nearest name, or the generations."""
     known = {_simplify(slice_name): slice_name for slice_name in list_names()}
-    for generation in GENERATIONS.values():  # xpk calls tpu7x-8 tpu7x-2x2x1
+    for generation in GENERATIONS.values():  # names by shape: in xpk tpu7x-8 is tpu7x-2x2x1
         for shape in generation.shapes:
             known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
     begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # finds v6e-8 in v6e-8x

@@ -24,7 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # slow to import
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # see `quick_import`
 _BATCHES = (5, 1)
 
 
@@ -42,7 +42,7 @@ class Exported(NamedTuple):
 
 
 def saved_model(serving: Serving, to: str) -> Exported:
-    """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
+    """Writes a SavedModel, which TensorFlow runs without Keras; arguments as for `onnx`."""
 
     def write(path: Path) -> None:
         tf.saved_model.save(serving.module(), str(path), serving.signatures())
@@ -85,12 +85,12 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 
 def keras_file(serving: Serving, to: str) -> Exported:
-    """Writes the model as a `.keras` file; see `onnx`."""
+    """Writes the model as a `.keras` file; arguments as for `onnx`."""
     return _write_model(serving, to, lambda path: serving.model.save(path))
 
 
 def preset(serving: Serving, to: str) -> Exported:
-    """Writes a KerasHub model, with its preprocessor if it has one, as a preset; see `onnx`.
+    """Writes a KerasHub model, with any preprocessor, as a preset; arguments as for `onnx`.
 
     Raises:
         UserError: as for `onnx`, or the run's KerasHub cannot write the model.
@@ -155,7 +155,7 @@ def _compare_export(
     named: dict[str, Any] = {f"{n}/{k}": v for n, x in enumerate(calls) for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
-    # -I also ignores PYTHONPATH: only installed packages can be imported
+    # -I also ignores PYTHONPATH, which only the modules of a user's layers need.
     alone = "-P" if modules else "-I"
     script, package = _RUNTIMES / runtime, _IMPORTED.get(runtime)
     command = [sys.executable, alone, str(script)]
@@ -201,7 +201,7 @@ def _compute_difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.
 
 
 def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarray]) -> bool:
-    """Returns whether integers or texts are equal; near ties may have different classes."""
+    """Returns whether integers or texts are equal; classes may differ where scores nearly tie."""
     same = (value.astype(str) if value.dtype == object else value) == theirs
     if "class" in ours and ours["logits"].shape[-1] > 1:
         scores = np.sort(ours["logits"], -1)
@@ -235,7 +235,7 @@ def _move(path: Path, place: Path) -> None:
         try:
             path.rename(beside)
         except OSError:
-            # `shutil.move` would raise an error that lists all files of a folder.
+            # Not `shutil.move`, whose error message would list all files of a folder.
             for part in (path, *sorted(path.rglob("*"))):
                 target = beside / part.relative_to(path)
                 target.mkdir() if part.is_dir() else shutil.copyfile(part, target)

@@ -1,8 +1,8 @@
 """Converts TensorFlow's graph to a LiteRT model of operations that every LiteRT has.
 
-The converter is TensorFlow's own, which here may not fall back to TensorFlow's operations (Flex).
-It knows `erf` only in one formula, GELU, as `tftpu.models.layers.gelu` and `keras.activations.gelu`
-write it. So the graph needs no changes, and a phone computes GELU in one step.
+The converter is TensorFlow's own, without its fallback to TensorFlow's operations (Flex). It can
+convert `erf` only as a part of GELU, in the formula of `tftpu.models.layers.gelu` and
+`keras.activations.gelu`: the whole formula becomes one operation of LiteRT.
 
 Metadata for programs is added as TensorFlow Lite's own tools do it: as files in a zip archive after
 the model, which interpreters ignore.
@@ -92,7 +92,7 @@ def _build_float_function(serving: Serving) -> tuple[Any, list[tf.Variable]]:
 
 
 def _find_reason(message: str) -> str:
-    """Returns the missing operations, or else the error, in a message with the whole graph."""
+    """Extracts the missing operations, or else the error, from a message with the whole graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     kinds = ("TF Select ops:", "Custom ops:")
     missing = [line.partition(":")[2].strip() for line in lines if line.startswith(kinds)]

@@ -14,7 +14,7 @@ import numpy as np
 from tftpu.inference.quantizing import SMALLEST
 
 _LARGEST = 127  # the integer of a channel's largest value
-_OFF = 1e-4  # largest distance of a value from an integer, due to rounding in float32
+_OFF = 1e-4  # largest distance of value / scale from an integer, by rounding in float32
 
 
 def convert_to_integers(flatbuffer: bytes) -> bytes:
@@ -89,7 +89,7 @@ class _Added:
 
 
 def _find_integers(value: np.ndarray) -> tuple[int, np.ndarray, np.ndarray] | None:
-    """Returns the channels' dimension, int8 codes and float32 scales; None if there are none."""
+    """Returns the channels' dimension, int8 codes, float32 scales; None if no scales fit."""
     for axis, channels in enumerate(value.shape):
         scale = _find_scales(np.moveaxis(value, axis, 0).reshape(channels, -1))
         if scale is not None:
@@ -107,7 +107,7 @@ def _find_scales(rows: np.ndarray) -> np.ndarray | None:
     # No row fits: the scales belong to another dimension, or the values are not integers.
     if len(left) == len(rows):
         return None
-    # If several channels shared a scale, as the heads of attention do, some do not reach 127.
+    # If channels shared a scale, as the heads of attention do, some have no integer of 127.
     for largest in range(_LARGEST - 1, 0, -1):
         scale[left] = reach[left] / np.float32(largest)
         left = left[~_is_integral(rows[left], scale[left])]

@@ -18,9 +18,9 @@ def list_handlers() -> dict[str, tuple[Callable[..., None], list[str]]]:
 
 
 def flatten_function(function: Any) -> Any:
-    """Returns a `tf.function` with the same values that calls no other function.
+    """Returns an equivalent `tf.function` that calls no other function.
 
-    Keras compiles some convolutions as separate functions, which the converter does not open.
+    Keras compiles some convolutions as separate functions, which the converter cannot convert.
     """
 
     def opened(*given: Any) -> Any:

@@ -1,6 +1,6 @@
 """The checksum in an ONNX file's metadata, needed because ONNX Runtime runs damaged weights.
 
-A file may have 2 GB, so it is read and written in pieces and never copied.
+A file may have 2 GB, so its content is processed in pieces, without a second copy in memory.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def make_blank_entry() -> dict[str, str]:
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Writes the content of a file with a blank entry, which gets the checksum of the rest."""
+    """Writes a file; replaces the value of its blank entry by the checksum of the rest."""
     before, _, after = _split(data)
     with path.open("wb") as file:
         file.writelines([before, _compute_checksum(before, after), after])

@@ -37,7 +37,7 @@ def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
 
 
 def _shorten_names(graph: Any) -> None:
-    """Numbers the values in a graph, because names are a tenth of a small 4-bit model's file."""
+    """Renames values to "v0", "v1", ...: long names are a tenth of a small 4-bit model's file."""
     fixed = {value.name for value in (*graph.input, *graph.output)} | {""}
     made = [name for node in graph.node for name in node.output]
     inside = [name for name in (*(i.name for i in graph.initializer), *made) if name not in fixed]
@@ -60,7 +60,7 @@ class _Added:
         self.nodes: list[Any] = []
 
     def add_floats(self, name: str, weight: Quantized) -> None:
-        """Adds a weight as integers, and the nodes that return its floats under a name."""
+        """Adds a weight as integers, and nodes that convert it to a float value called `name`."""
         from onnx import TensorProto
 
         def add_node(kind: str, step: str, *inputs: str, **attributes: Any) -> str:

@@ -33,7 +33,7 @@ def sum_of(data: bytes) -> Sum:
 
 
 def read_stored_sums(folder: str, names: Iterable[str]) -> dict[str, Sum]:
-    """Returns the sums of the files that exist, by name; a bucket reports them itself."""
+    """Returns the sums of the files that exist, by name; for a bucket, the service reports them."""
     if files.is_remote(folder):
         there = buckets.list_files(folder)
         return {name: Sum(*there[name][:2]) for name in names if name in there}
@@ -57,7 +57,7 @@ def is_sealed(record: Mapping[str, Any], data: bytes) -> bool:
 
 
 def remove_sums(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a manifest in the form of versions that wrote no checksums."""
+    """Returns a manifest without sizes and checksums, as earlier versions of tftpu wrote it."""
     plain = {name: value for name, value in manifest.items() if name != _SEAL}
     names = ("name", "first", "records")
     return {**plain, "shards": [{n: shard[n] for n in names} for shard in plain["shards"]]}
@@ -74,8 +74,8 @@ class Sums:
 
     Attributes:
         name: the name of this machine's file.
-        known: the known checksums, by the files' names.
-        begun: whether any machine has written sums to this folder; earlier versions did not.
+        known: the known sums of shards, by the shards' file names.
+        begun: whether any machine has written sums to this folder; earlier versions wrote none.
         of_plan: whether any machine has written sums for this plan.
     """
 

@@ -61,7 +61,7 @@ class _NotJson(Exception):  # noqa: N818
     """A request does not declare its body as JSON."""
 
 
-_STATUSES = {  # The status of each answer that is not a failure of the server.
+_STATUSES = {  # HTTP statuses of errors that are not failures of the server.
     BadRequest: 400,
     Refused: 400,
     UnknownModel: 404,
@@ -118,7 +118,7 @@ class Answered:
         """Returns the parsed content of a body; a large body is parsed in a thread.
 
         The largest bodies are parsed one at a time: while one is parsed, no other Python code runs,
-        and its objects take many times its memory. After each, other code runs for as long.
+        and its objects take many times its memory. A pause of equal length follows for other code.
         """
 
         def read() -> _T:

@@ -68,7 +68,7 @@ def build_application(
     limits: Limits,
     compiled: Callable[[int, float], None] | None = None,
 ) -> Starlette:
-    """Returns the server of a model, as an ASGI application; `state.stop()` ends running texts.
+    """Returns the server of a model, as an ASGI application; its `state.stop()` ends running texts.
 
     Args:
         model: the model, which answers with arrays or with text.
@@ -151,7 +151,7 @@ def _build_encoder(model: Served, limits: Limits) -> Batcher | None:
         except Refused as error:
             raise Refused(f"Instance {place}: {error}") from error
 
-    # One by one, so that it stops between two texts if their client has left or timed out.
+    # One text a batch, so that encoding can stop after any text if the client is gone.
     return Batcher(call, 1, limits.waiting, lambda _: None)
 
 
@@ -214,7 +214,7 @@ def _build_completions_route(
         if not asked.stream:
             return as_json(await written.build_body())
         events = written.iterate_events()
-        first = await anext(events)  # an error before the first event is still answered by a status
+        first = await anext(events)  # an error up to here gets an HTTP error status
         return StreamingResponse(
             answered.follow_events(first, events), media_type="text/event-stream"
         )

@@ -1,4 +1,4 @@
-"""Collects the requests that wait while the model computes into its next batch."""
+"""Batching of requests: those that arrive while the model computes form the next batch."""
 
 import asyncio
 import concurrent.futures
@@ -61,7 +61,7 @@ class Batcher:
         self._came.set()
         try:
             return await item.found
-        except asyncio.CancelledError:  # the client has left, so the arrays need not wait
+        except asyncio.CancelledError:  # the client does not wait any more
             with contextlib.suppress(ValueError):
                 self._queue.remove(item)
             raise

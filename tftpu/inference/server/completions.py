@@ -20,7 +20,7 @@ from tftpu.inference.server.arrays import is_number
 from tftpu.inference.server.payloads import check_signature
 from tftpu.inference.server.text import Language
 
-_TOKENS = 16  # OpenAI's default
+_TOKENS = 16  # OpenAI's default for `max_tokens`
 _STOPS, _LONGEST_STOP = 4, 256  # OpenAI's limit of stop sequences; most characters of one
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
@@ -38,7 +38,7 @@ _UNCHANGING = {
 
 
 class Completion(NamedTuple):
-    """Texts to write.
+    """A parsed request for texts.
 
     Attributes:
         rows: a row for each prompt.
@@ -193,7 +193,7 @@ class Ending:
         """Returns the characters that are surely before a stop, and whether a stop follows."""
         text = self._held + text
         found = [(text.find(stop), stop) for stop in self._stops if stop in text]
-        if found:  # the stop that ends first, so that the division into parts does not matter
+        if found:  # the stop that ends first, as if the text came character by character
             _, place = min((place + len(stop), place) for place, stop in found)
             return text[:place], True
         held = max(

@@ -37,8 +37,8 @@ class OwnHosts:
     Args:
         app: the app to protect.
         hosts: the allowed names, such as "localhost", "*.example.com" for all subdomains, or "*"
-            for any name. The addresses 0.0.0.0 and :: stand for any address, which is safe because
-            no owner of a name can point it there.
+            for any name. The addresses 0.0.0.0 and :: allow any address as a host: an attack needs
+            a name that its owner points to this machine.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]):

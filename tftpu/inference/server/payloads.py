@@ -17,13 +17,13 @@ from tftpu.inference.server.answers import SHOWN, BadRequest
 from tftpu.inference.server.arrays import describe_kind, is_image_file, parse_array
 from tftpu.inference.server.served import Arrays
 
-SENTENCE = "sentence"  # the field of a text, as in the addresses of `tftpu predict`
+SENTENCE = "sentence"  # the field of a text, as in `tftpu predict --input=sentence:TEXT`
 _SIGNATURE = "serving_default"
 _KNOWN = ("instances", "inputs", "signature_name", "parameters")
 # Most characters of a text: the only thread that encodes texts takes about 50 us for each.
 _LONGEST_TEXT = 20_000
-# A body may have a value for each 4 bytes of the largest body, and a list for each 16: as Python
-# objects, they take 10 to 100 times as many bytes.
+# A body may have one value for each 4 bytes of the body limit, and one list for each 16, because as
+# Python objects they take 10 to 100 times as many bytes.
 _PER_VALUE, _PER_LIST = 4, 16
 
 

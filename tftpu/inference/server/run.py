@@ -56,7 +56,7 @@ def listen(at: socket.socket) -> str:
 
 
 def _explain_taken(host: str, port: int, error: Exception) -> UserError:
-    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # OverflowError
+    reason = getattr(error, "strerror", None) or "ports are 0 to 65535"  # OverflowError has none
     return UserError(
         f"Nothing can be served at {host}:{port} ({reason}): choose another --port (0 takes a free "
         "one) or --host."
@@ -78,7 +78,7 @@ def warm(model: Served | Language) -> None:
         from tftpu.inference.rows import Row
         from tftpu.inference.sampling import Sampling
 
-        # The first token comes from reading the prompt, the second from writing.
+        # Two tokens: the first comes from reading the prompt, the second from writing.
         for _ in model.writer.write([Row([0], 2, Sampling(tokens=model.vocabulary))]):
             pass
     # Without freezing, the garbage collector would scan the libraries' objects again and again,

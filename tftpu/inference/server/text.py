@@ -89,7 +89,7 @@ class Texts:
         self._language, self._most, self._room, self._observe = language, most, room, observe
         self._queue: deque[_Text] = deque()
         self._running: list[_Text] = []
-        self._batches: dict[bool, Batch] = {}  # by whether the whole vocabulary is sorted
+        self._batches: dict[bool, Batch] = {}  # True: the batch that sorts the whole vocabulary
         self.compiling = False
         self._came = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "writer")

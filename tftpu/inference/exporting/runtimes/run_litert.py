@@ -15,7 +15,7 @@ for key, value in np.load(given).items():
     number, _, name = key.partition("/")
     calls.setdefault(number, {})[name] = value
 outputs = {}
-for number, inputs in calls.items():  # each call has a batch of another size
+for number, inputs in calls.items():  # batch sizes differ: the runner resizes the inputs
     for name, array in run(**inputs).items():
         outputs[f"{number}/{name}"] = array.astype(str) if array.dtype == object else array
 assert "tensorflow" not in sys.modules
