@@ -64,7 +64,7 @@ VALUES = {
     "gpu": "none",
     "cpu": "none",
 }
-# Kinds of addresses of records, such as images:FOLDER, which a user may write as flags.
+# Kinds of addresses, such as images:FOLDER; a user may write --images=FOLDER instead.
 KINDS = ("images", "text", "tfrecord", "bigquery")
 _RUNS = 10  # maximum number of runs in a suggestion
 

@@ -25,7 +25,7 @@ from tftpu.storage.lines import Lines
 from tftpu.version import __version__
 
 FILE = "plan.jsonl"
-_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # prefixes of variables that compilers read
+_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # environment variables that compilers read
 
 
 def compute_key(space: Space) -> str:

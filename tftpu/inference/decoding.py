@@ -171,7 +171,7 @@ class Recomputed:
     def read_more(
         self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Raises NotImplementedError: a prompt never has more chunks, as one holds the context."""
+        """Raises NotImplementedError: the first chunk always holds the whole prompt."""
         raise NotImplementedError
 
     def step(

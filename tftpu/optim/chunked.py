@@ -419,7 +419,7 @@ def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tens
 
 
 def divide_classes(classes: int, parts: int) -> tuple[int, int]:
-    """Returns the number of chunks of each part of the classes, and the classes of a chunk.
+    """Returns the number of chunks in each part of the classes, and the size of a chunk.
 
     One chunk of each part is computed at a time, about `CHUNK` classes together.
     """

@@ -146,7 +146,7 @@ class SliceReport:
 
     @property
     def exceeds_host(self) -> bool:
-        """True if the program keeps more in its host's memory than a device's share of it."""
+        """True if the program keeps more in host memory than one device's share."""
         return self.host_limit_bytes is not None and self.host_bytes > self.host_limit_bytes
 
     @property

@@ -130,7 +130,7 @@ GENERATIONS = {
             *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
             _CUBES,
             supports_tensorflow=False,
-            core_gbps=600,  # "six times faster" than a link
+            core_gbps=600,  # Google: six times an ICI link
         ),
     )
 }
@@ -307,7 +307,7 @@ def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> s
 def _suggest(name: str) -> str:
     """Returns a sentence that suggests the slice with the nearest name, or the generations."""
     known = {_simplify(slice_name): slice_name for slice_name in list_names()}
-    for generation in GENERATIONS.values():  # names by shape: in xpk tpu7x-8 is tpu7x-2x2x1
+    for generation in GENERATIONS.values():  # names by shape: xpk's tpu7x-2x2x1 is tpu7x-8
         for shape in generation.shapes:
             known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
     begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # finds v6e-8 in v6e-8x

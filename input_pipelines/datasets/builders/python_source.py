@@ -61,5 +61,5 @@ class PythonSource(tfds.core.GeneratorBasedBuilder):
 
 
 def _is_for_testing(path: Path) -> bool:
-    """Returns whether a file is for testing: one in fifty, chosen by a hash of its name."""
+    """Returns whether a file is for testing: about one in fifty, by a hash of its name."""
     return hashlib.sha256(path.as_posix().encode()).digest()[0] * 50 < 256

@@ -42,7 +42,7 @@ class TimeoutProtocol(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Waits for the next head, or for the rest of a body."""
+        """Waits for the next request, or the rest of a body."""
         rest = self.conn.their_state is h11.SEND_BODY
         self._wait(self.rest_s if rest else self.head_s)
         super().on_response_complete()
