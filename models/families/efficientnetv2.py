@@ -53,7 +53,7 @@ def build(config: "EfficientNetV2") -> keras.Model:
     # The logits are float32, because a softmax in bfloat16 loses too much precision.
     head = Dense(
         config.num_classes,
-        kernel_initializer=keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform"),
+        kernel_initializer=_make_head_init(),
         dtype="float32",
         name="head",
     )
@@ -152,6 +152,10 @@ def _apply_norm_silu(
         x
     )
     return layers.Activation(activation, name=f"{name}_silu")(x) if activation else x
+
+
+def _make_head_init() -> Initializer:
+    return keras.initializers.VarianceScaling(1 / 3, "fan_out", "uniform")
 
 
 def _init() -> Initializer:
