@@ -170,6 +170,13 @@ class Texts(DataConfig):
                             raise UserError(
                                 f"{place} has no field {name!r}.{did_you_mean(name, row)}"
                             )
+                    for name in filter(None, (self.field, self.prompt)):
+                        text_files.check_text(row[name], name, place)
+                    if self.label and isinstance(row[self.label], list | dict):
+                        raise UserError(
+                            f"{place}: the field {self.label!r} is {str(row[self.label])[:80]}, "
+                            "not a class: give a name or a number."
+                        )
                     yield row
 
     def _check_field(self, patterns: str) -> None:

@@ -256,18 +256,28 @@ def _read_documents(
     for place, row in _read_rows(path, file, found, begin, end):
         field = other_field if other_field and first_field not in row else first_field
         empty, text = False, row.get(field)
-        if field in row and not isinstance(text, str):
-            raise UserError(
-                f"{place}: the field {field!r} is {json.dumps(text)[:80]}, not a text: put it in "
-                "quotes, or leave the record out."
-            )
-        if not isinstance(text, str):
+        if field not in row:
             raise UserError(
                 f"{place}: the record has no field {field!r}, only {sorted(row)}. {advice}"
             )
-        yield place, text
+        yield place, check_text(text, field, place)
     if empty and not begin:
         _log.warning("%s holds no texts: it was read as %s and has no records.", path, found)
+
+
+def check_text(value: Any, field: str, place: str) -> str:
+    """Returns the value of a record's field; raises `UserError` unless it is a text."""
+    if isinstance(value, str):
+        return value
+    advice = "put it in quotes, or leave the record out."
+    if isinstance(value, list | dict):
+        advice = (
+            "write the texts in it to separate fields, such as a question and its answer, and name "
+            "those as data.prompt and data.field."
+        )
+    raise UserError(
+        f"{place}: the field {field!r} is {json.dumps(value)[:80]}, not a text: {advice}"
+    )
 
 
 def _read_rows(

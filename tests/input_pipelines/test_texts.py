@@ -133,8 +133,8 @@ def test_a_missing_file_is_answered_with_the_nearest(tmp_path, monkeypatch):
 
 def test_texts_that_are_held_out_and_trained_on_are_counted(tmp_path, capsys):
     path = tmp_path / "texts.jsonl"
-    # 0, 20 and 40 are held out; any value of JSON may be a text.
-    lines = [json.dumps({"text": ["text", n % 30]}) for n in range(41)]
+    # 0, 20 and 40 are held out.
+    lines = [json.dumps({"text": f"text {n % 30}"}) for n in range(41)]
     path.write_text("\n".join(lines))
     data = Texts(train_text=str(path), global_batch_size=4)
     input_pipelines.evaluation(data)
@@ -142,3 +142,30 @@ def test_texts_that_are_held_out_and_trained_on_are_counted(tmp_path, capsys):
     path.write_text("\n".join(lines[:30]))
     input_pipelines.evaluation(data)
     assert capsys.readouterr().out.endswith("2 in all, is held out to evaluate on\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "Why?"}]},
+            {"field": "messages"},
+            "the field 'messages' is .*, not a text: write the texts in it to separate fields",
+        ),
+        ({"text": 5}, {}, "the field 'text' is 5, not a text: put it in quotes"),
+        ({"text": "a", "q": {"a": 1}}, {"prompt": "q"}, "the field 'q' is .*, not a text"),
+        ({"text": "a", "kind": ["b"]}, {"label": "kind"}, "the field 'kind' is .*, not a class"),
+    ],
+    ids=["chat", "number", "prompt", "label"],
+)
+def test_what_is_not_a_text_is_named_instead_of_being_trained_as_json(
+    tmp_path, row, fields, message
+):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "first", "q": "why", "kind": 1} | row) + "\n")
+    data = Texts(train_text=str(path), global_batch_size=1, **fields)
+    with pytest.raises(UserError, match=f"line 1 of .*{message}"):
+        input_pipelines.training(data)
+    if "field" in fields:
+        with pytest.raises(UserError, match=message):
+            data.check_patterns(str(path))

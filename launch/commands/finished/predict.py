@@ -7,8 +7,9 @@ class, what its prediction() reads, such as FILE.csv.
 
 The output is a folder of shards and a manifest, which is written last. Each shard has the
 predictions for a fixed range of records, with the file of every record, and its number where a file
-holds several. Up to 5 predictions are printed, too, without long lists. After an interruption, the
-same command continues and writes damaged files again; with --verify it only names them.
+holds several. If there are 5 predictions or fewer, they are printed, too, without long lists. After
+an interruption, the same command continues and writes damaged files again; with --verify it only
+names them.
 
     tftpu predict runs/digits_resnet --input=images:scans --output=predicted
 """

@@ -21,7 +21,10 @@ class Counts:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "tftpu_requests", "Requests answered.", ["route", "status"], registry=self._registry
+            "tftpu_requests",
+            "Answers with predictions or text, and errors.",
+            ["route", "status"],
+            registry=self._registry,
         )
         self._seconds = Histogram(
             "tftpu_request_seconds", "From arrival to answer.", ["route"], registry=self._registry
