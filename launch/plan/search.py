@@ -8,7 +8,8 @@ Besides the bounds, a verdict on a candidate prunes others of the same slice:
   it keeps no sums of gradients. If flash attention does not fit, plain attention, which keeps its
   scores, does not either.
 - If it fits, one with the same mesh and attention that recomputes as much, in as many microbatches
-  or more, is no faster; nor is one that recomputes more, if its closed form says so.
+  or more, is no faster; nor is one that recomputes more, if the step is small or its closed form
+  says so.
 """
 
 import collections
@@ -37,7 +38,7 @@ TOO_SLOW = "too slow even at the chip's peak"
 NO_CHEAPER = "no cheaper than the best even at the chip's peak"
 NO_FASTER = "no faster than the best even at the chip's peak"
 NEEDS_MORE = "larger than a candidate that does not fit"
-SLOWER = "with more work than one that fits, and no faster by arithmetic"
+SLOWER = "with more work than one that fits, and expected to be no faster"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -409,10 +410,11 @@ class Search:
             if verdict.too_large and self._needs_more(one, other, verdict):
                 return NEEDS_MORE
             if verdict.step_seconds and _does_more(one.candidate, other):
-                # Recomputing more may be faster, because it saves memory traffic. But "offload"
-                # recomputes as much as "block", and also copies to the host.
+                # Recomputing more may be faster, because it saves memory traffic, but not if there
+                # is little of it. "offload" recomputes as "block", and also copies to the host.
                 known = one.candidate.remat in (other.remat, "offload")
-                if known or self.expect_seconds(one) >= verdict.step_seconds:
+                small = verdict.hbm_bytes < _SMALL * one.limit_bytes
+                if known or small or self.expect_seconds(one) >= verdict.step_seconds:
                     return SLOWER
         return ""
 
