@@ -25,7 +25,7 @@ from tftpu.config.mesh import DATA, FSDP, parse_mesh
 from tftpu.launch.plan.bounds import Estimate
 from tftpu.launch.plan.candidates import Candidate
 
-# Kinds of rematerialization, from the one that keeps most activations, and is the fastest.
+# Kinds of rematerialization, from the one that keeps most activations.
 _BY_MEMORY = ("none", "products", "attention", "block", "offload")
 assert sorted(_BY_MEMORY) == sorted(REMATS)
 

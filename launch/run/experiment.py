@@ -156,7 +156,7 @@ def has_objectives(experiment: Experiment) -> bool:
 
 
 def build_objectives(experiment: Experiment, model: keras.Model) -> "Sequence[Objective]":
-    """Returns the objectives of an experiment's model; () if it has none of its own."""
+    """Returns the objectives of an experiment's model; () if it uses the compiled loss."""
     with failures_of_class(experiment.model, "objectives"):
         return tuple(experiment.model.objectives(model))
 

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 LONG = 2**16  # bytes of JSON that the event loop itself may parse
 _LONGEST = 2**18  # bytes of a body; larger ones are parsed one at a time
 _BODIES = 16  # bodies of the largest size that the server may hold at a time
-_IGNORED = 4  # a body of more than so many times the limit is not read to its end
+_IGNORED = 4  # a body larger than this multiple of the limit is not read to its end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

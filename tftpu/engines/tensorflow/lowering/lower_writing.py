@@ -12,7 +12,7 @@ from tftpu.inference.decoding import build_decoding
 from tftpu.inference.loop import Loop
 from tftpu.inference.sampling import Sampling, draw_from_all, gather_rules
 
-_TOKENS = 64  # tokens that the loop generates, so many that the work before it is negligible
+_TOKENS = 64  # tokens that the loop generates: enough to make the work before it negligible
 
 
 class LoweredWriting(NamedTuple):
