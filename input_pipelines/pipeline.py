@@ -34,6 +34,7 @@ from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import retry
 
+_SMALL = 2**28  # largest evaluation split that memory holds, in bytes of its batches
 _CHUNK = 16  # examples prepared per call: a call's overhead costs as much as a small example
 
 _log = logging.getLogger(__name__)
@@ -162,10 +163,21 @@ class Pipeline:
         )
 
     def iterate_once(self) -> tf.data.Dataset:
-        """Returns every example once, in batches; the last batch may be smaller."""
+        """Returns every example once, in batches; the last batch may be smaller.
+
+        A small split is read here, and then stays in memory: tf.data needs most of a second to
+        begin a pass over images, which is longer than many a small evaluation.
+        """
         records = self.source.iterate_once().batch(self.global_batch_size)
         seeded = records.map(lambda record, number: (record, number, _make_no_seeds(number)))
-        return self._prepare_records(seeded, self.global_batch_size, False, self._finish_batch)
+        size = self.global_batch_size
+        batches = self._prepare_records(seeded, size, False, self._finish_batch)
+        sizes = [_measure_example(spec) for spec in tf.nest.flatten(batches.element_spec)]
+        if None in sizes or not 0 < self.count * sum(filter(None, sizes)) <= _SMALL:
+            return batches
+        parts = list(batches.as_numpy_iterator())
+        whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        return tf.data.Dataset.from_tensor_slices(whole).batch(size)
 
     def read_ranges(self, ranges: Sequence[range]) -> tf.data.Dataset:
         """Returns the examples of ranges of records, in order, in complete batches.
@@ -412,6 +424,12 @@ class Pipeline:
 
 def _widen_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+
+
+def _measure_example(spec: tf.TensorSpec) -> int | None:
+    """Returns the bytes of an example's part in a batch of this spec; None: they differ."""
+    size = spec.shape[1:].num_elements()
+    return None if size is None or spec.dtype == tf.string else size * spec.dtype.size
 
 
 def _is_lost(record: Any) -> bool:

@@ -90,8 +90,7 @@ class BaseEngine:
         """Returns the spec of the padded global batches of an evaluation."""
         if isinstance(dataset, Stream):
             return conversion.round_up(dataset.spec, self.data_shards)
-        spec: Any = conversion.build_evaluation(dataset, self.data_shards).element_spec
-        return spec[0]  # leaves out the mask of valid examples
+        return conversion.build_evaluation_spec(dataset, self.data_shards)
 
     def whole_spec(self, dataset: Any, class_weight: dict[int, float] | None = None) -> Nest:
         """Returns the spec of a whole batch as `keras.KerasTensor`s, for a model's own steps."""

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import shutil
 import tarfile
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.data import data_sets
 from tftpu import input_pipelines
 from tftpu.engines.data.conversion import Pipeline, build_training
 from tftpu.errors import UserError
+from tftpu.input_pipelines import pipeline as pipeline_module
 from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
 from tftpu.input_pipelines.formats import manifest
@@ -165,12 +167,30 @@ def test_a_corrupt_record_is_named(tmp_path):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     data = settings(tmp_path)
-    for batches in (
-        input_pipelines.training(data).starting_at(0),
-        input_pipelines.evaluation(data),
+    for open_batches in (
+        lambda: input_pipelines.training(data).starting_at(0),
+        lambda: input_pipelines.evaluation(data),
     ):
         with pytest.raises(tf.errors.OpError, match=f"record . of {path} cannot be read: .*check"):
-            seen(batches, 5)
+            seen(open_batches(), 5)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_small_evaluation_split_is_read_once(folder, tmp_path, monkeypatch, small):
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    whole = list(input_pipelines.evaluation(settings(folder)).as_numpy_iterator())
+    size = sum(part.nbytes for batch in whole for part in batch)
+    monkeypatch.setattr(pipeline_module, "_SMALL", size if small else size - 1)
+    batches = input_pipelines.evaluation(settings(copied))
+    shutil.rmtree(copied)
+    if not small:
+        with pytest.raises(tf.errors.OpError):
+            list(batches)
+        return
+    for _ in range(2):
+        again = list(batches.as_numpy_iterator())
+        tf.nest.map_structure(np.testing.assert_array_equal, again, whole)
 
 
 @pytest.mark.slow

@@ -188,13 +188,8 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
     Raises:
         UserError: the argument is not a data set, or never ends.
     """
-    batches_of_any_size = isinstance(dataset, PyBatches)
-    dataset = build_finite_dataset(dataset)
-    size = -(-infer_batch_size(dataset) // replicas) * replicas
-    known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
-    batches_of_any_size |= dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
-    if None in known and batches_of_any_size:
-        dataset = dataset.rebatch(size)  # some batches may be larger than the first one
+    batches, size = _build_evaluated(dataset, replicas)
+    known = {spec.shape[0] for spec in keras.tree.flatten(batches.element_spec)}
 
     # Skips AutoGraph, which takes time and has nothing to convert here.
     @tf.autograph.experimental.do_not_convert
@@ -202,7 +197,30 @@ def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
         # If the size of all batches is known to be `size`, they are complete.
         return (unwrap_features(batch), tf.ones(size)) if known == {size} else pad(batch, size)
 
-    return narrow(dataset).map(padded)
+    return batches.map(padded)
+
+
+def build_evaluation_spec(dataset: Any, replicas: int) -> Nest:
+    """Returns the spec of a padded batch of an evaluation, without tracing the padding.
+
+    Args:
+        dataset, replicas: as for `build_evaluation`, which raises the same errors.
+    """
+    batches, size = _build_evaluated(dataset, replicas)
+    spec: Any = batches.element_spec
+    return replace_examples(unwrap_features(spec) if isinstance(spec, tuple) else spec, size)
+
+
+def _build_evaluated(dataset: Any, replicas: int) -> tuple[tf.data.Dataset, int]:
+    """Returns the batches of an evaluation, without padding, and their padded size."""
+    batches_of_any_size = isinstance(dataset, PyBatches)
+    dataset = build_finite_dataset(dataset)
+    size = -(-infer_batch_size(dataset) // replicas) * replicas
+    known = {spec.shape[0] for spec in keras.tree.flatten(dataset.element_spec)}
+    batches_of_any_size |= dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
+    if None in known and batches_of_any_size:
+        dataset = dataset.rebatch(size)  # some batches may be larger than the first one
+    return narrow(dataset), size
 
 
 def round_up(spec: Nest, replicas: int) -> Nest:

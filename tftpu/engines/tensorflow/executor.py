@@ -134,7 +134,9 @@ class TensorFlowExecutor(BaseExecutor):
         if (
             isinstance(dataset, Stream)
             or self._mixes
-            or not self._is_separable(self._build_padded_spec(dataset))
+            or not self._is_separable(
+                conversion.build_evaluation_spec(dataset, self._strategy.num_replicas_in_sync)
+            )
         ):
             accumulator.drain()
             with compiling() if not self.evaluation_compiled else contextlib.nullcontext():
@@ -217,12 +219,6 @@ class TensorFlowExecutor(BaseExecutor):
         with sharding.compiling_for(self._platform), self._strategy.scope():
             mixing.check_metrics(self.variables, build)
             self._mixes = mixing.is_mixed_in_evaluation(self.variables, build)
-
-    def _build_padded_spec(self, dataset: Any) -> Nest:
-        spec: Any = conversion.build_evaluation(
-            dataset, self._strategy.num_replicas_in_sync
-        ).element_spec
-        return spec[0]
 
     def _evaluate_each(self, iterator: Any, count: int | None) -> Iterator[None]:
         """Evaluates the batches of an iterator; yields None after each batch."""
