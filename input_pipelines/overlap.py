@@ -14,7 +14,7 @@ from tftpu.errors import counted
 from tftpu.input_pipelines.reading.image_files import ImageFiles
 from tftpu.storage import files
 
-_MOST = 50_000  # most examples of a split that are compared
+_MOST = 50_000  # maximum number of examples compared per split
 _SECONDS = 3.0  # time limit for reading a split
 
 
@@ -41,7 +41,7 @@ def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
 
 
 def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
-    """Returns a warning about common digests, or ""; `count`: evaluation examples, 0 if unknown."""
+    """Returns a warning about equal digests, or ""; `count`: evaluation examples, 0 if unknown."""
     (known, all_known), (looked_at, all_looked_at) = _collect(training), _collect(evaluation)
     trained = set(known)
     found = sum(digest in trained for digest in looked_at)
@@ -57,7 +57,7 @@ def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int
 
 
 def _collect(digests: Iterable[bytes]) -> tuple[list[bytes], bool]:
-    """Returns the first digests, limited in time and number, and whether there are no others."""
+    """Returns the first digests, limited in time and number, and whether these are all of them."""
     due, found = time.monotonic() + _SECONDS, list[bytes]()
     for digest in digests:
         if len(found) >= _MOST or time.monotonic() > due:

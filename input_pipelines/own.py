@@ -126,7 +126,7 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
 
 
 def infer_batch_spec(pipeline: Any, examples: int) -> Spec:
-    """Returns the spec of a training split's batches, resized to a number of examples.
+    """Returns the spec of a training split's batches, but with `examples` as the batch size.
 
     Args:
         pipeline: the training split.

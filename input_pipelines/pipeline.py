@@ -52,7 +52,7 @@ class RecordSource(Protocol):
 
     @property
     def state(self) -> Any:
-        """A JSON value that changes with the files: their names, sizes and records."""
+        """A JSON value that changes with the files: names, sizes, numbers of records or labels."""
         ...
 
     def draw_records(
@@ -73,7 +73,7 @@ class RecordSource(Protocol):
         ...
 
     def describe_records(self, numbers: Tensor) -> Tensor:
-        """Returns the names of records (n,) for error messages, (n,), string."""
+        """Returns the records' names for error messages, (n,), string, given their numbers (n,)."""
         ...
 
     def explain_loss(self, number: int) -> str:
@@ -128,7 +128,7 @@ class Pipeline:
         return self.source.count
 
     def describe_files(self) -> dict[str, str]:
-        """Returns a hash of the files' names, sizes and records."""
+        """Returns a hash of the files' names, sizes, and numbers of records or labels."""
         text = json.dumps(self.source.state).encode()
         return {"files": hashlib.blake2b(text, digest_size=16).hexdigest()}
 
@@ -433,7 +433,7 @@ def _measure_example(spec: tf.TensorSpec) -> int | None:
 
 
 def _is_lost(record: Any) -> bool:
-    """Returns whether a record is empty, because no reader could read it."""
+    """Returns whether a record is empty, which stands for one that no reader could read."""
     return isinstance(record, bytes) and not record
 
 

@@ -14,8 +14,8 @@ everybody who can connect. This module is the client, and `serving` is the serve
 
 The protocol: the client sends a line of JSON with its request. The server answers with a line of
 JSON with the shapes and dtypes of the parts of a batch, or with an error. Then it sends batches
-without end, each with the byte `BATCH`, the number of its step and the bytes of its parts. `ERROR`
-and a line of JSON end them.
+without end, each with the byte `BATCH`, the number of its step and the bytes of its parts. If one
+fails, the byte `ERROR` and a line of JSON with the error end the stream.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from tftpu.input_pipelines.tensors import Spec
 from tftpu.version import __version__
 
 BATCH, ERROR = b"B", b"E"
-LINE = 1 << 20  # most bytes in a line of JSON
+LINE = 1 << 20  # maximum number of bytes in a line of JSON
 PATIENCE = 30.0  # seconds to wait for machines that start at the same time as this one
 STALLED = 600.0  # seconds without a byte after which a connection counts as stalled
 
@@ -80,7 +80,7 @@ def fetch_batches(
     Args:
         data: the data set.
         addresses: the addresses of the services, such as "10.0.0.2:5000".
-        context: the context of the run.
+        context: its seed is the seed of the order and the augmentation.
         spec: the spec of a batch.
         step: the number of the first batch.
         host, hosts: as for `Pipeline.starting_at`.

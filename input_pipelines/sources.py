@@ -150,9 +150,9 @@ class StreamedImages(Streamed):
     eval_split: str = "validation"
     # Names of the classes by id, for formats other than tfds; tfrecord with text labels needs them.
     classes: tuple[str, ...] = ()
-    # Formats tfds and tfrecord: the feature's name, for example image/encoded.
+    # Formats tfds and tfrecord: the image feature's name, for example image/encoded.
     image_feature: str = "image"
-    # Formats tfds and tfrecord: the feature's name, for example image/class/label.
+    # Formats tfds and tfrecord: the label feature's name, for example image/class/label.
     label_feature: str = "label"
     # Format tfrecord: the lowest class id in the files, for example 1; training maps it to 0.
     first_class: int = 0
@@ -396,7 +396,7 @@ class Records(Streamed):
 
 @dataclasses.dataclass
 class Synthetic(DataConfig):
-    """Random numbers of any shape, the same in every run, to time a step or to try a model.
+    """Random numbers of any shape, the same in every run and split, to time a step or try a model.
 
     Args:
         spec: a line per feature, as in `Records`; floats are normal, integers are uniform on

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class BigQuery(DataConfig):
-    """Rows of BigQuery, held in memory; see `datasets.bigquery` for the guarantees.
+    """Rows of BigQuery, held in memory; see `datasets.bigquery` on reproducibility.
 
     Args:
         train_table, eval_table: `project.dataset.table`, or a query, `SELECT ...`.

@@ -43,8 +43,8 @@ class UnlabelledRecords:
     Args:
         count: number of records.
         identity: a hash that changes with the records.
-        features: a function that returns the features of ranges of records in complete batches; the
-            last batch of a range repeats its last record.
+        features: a function that takes ranges of record numbers and returns a dataset of their
+            features, in complete batches; the last batch of a range repeats its last record.
         places: a function that maps a range of records to the file of each and to its number in
             that file; the numbers are [] if each file is one record.
         names: the names of the fields that can be kept beside a prediction.
@@ -115,7 +115,7 @@ def from_shards(
 
     Args:
         source: the source of the records.
-        pipeline: a pipeline over the source whose `finish` returns only features.
+        pipeline: a pipeline that reads `source`; its `finish` returns features without labels.
         features: the features of a record, whose values, except images, can be written beside
             predictions; None: unknown.
     """
@@ -150,7 +150,7 @@ def from_arrays(
 
     Args:
         features: NumPy arrays, nested as the model's inputs.
-        context: the context of the run.
+        context: the context of the run, which sets the batch size.
         name: the file name to report for the records.
         columns: fields to offer for output, by name: arrays (examples, ...).
         finish: a function that turns a batch of the arrays into the model's inputs.

@@ -38,7 +38,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
-    # If no length is set, the trainer shortens its loops for a callback with batch methods.
+    # Set, because a callback with batch methods otherwise shortens a device loop to one step.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
     # A turn has at least one log line, and whole device loops: callbacks run only between them.
     steps = math.ceil(experiment.train.log_every / loop) * loop

@@ -64,7 +64,7 @@ VALUES = {
     "gpu": "none",
     "cpu": "none",
 }
-# Kinds of addresses, such as images:FOLDER; a user may write --images=FOLDER instead.
+# Kinds of addresses: for a flag --images=FOLDER, an error suggests --source=images:FOLDER.
 KINDS = ("images", "text", "tfrecord", "bigquery")
 _RUNS = 10  # maximum number of runs in a suggestion
 

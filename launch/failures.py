@@ -315,7 +315,7 @@ def explain(error: BaseException) -> str | None:
                 failure.remedy.format_map(values),
             ]
             text = " ".join(filter(None, sentences))
-            # Without a remedy, the meaning quotes the message, so the text around it is left out.
+            # Without a remedy, the meaning quotes the message, which is therefore not repeated.
             return f"{text}\n\n{said}" if failure.remedy else text
     return None
 

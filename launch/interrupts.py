@@ -73,7 +73,7 @@ def _raises_at_interrupt() -> bool:
 
 @contextlib.contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Ends the process at Ctrl-C in a block of imports, as NumPy's import hides the interrupt."""
+    """Ends the process at Ctrl-C in a block of imports, because NumPy's import hides it."""
     if not _raises_at_interrupt():
         yield
         return

@@ -30,9 +30,9 @@ from tftpu.launch.startup import build_command
 from tftpu.observe import logs
 from tftpu.version import __version__
 
-_AGAIN = "TFTPU_STARTED_AGAIN"  # set in a process that `_start_again` started
+_AGAIN = "TFTPU_STARTED_AGAIN"  # environment variable that `_start_again` sets
 _WIDTH = 100
-_RUNS = 2  # maximum number of runs in an example
+_RUNS = 2  # maximum number of runs in a command line that `_complete` returns
 _CORRECTIONS = 3  # maximum number of mistakes that are corrected in one command line
 
 
@@ -115,8 +115,8 @@ def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = N
 
     Args:
         arguments: the words after `tftpu` on the command line.
-        start_again: a function that runs the command in a process where Keras has the given
-            backend, if a config has loaded Keras with another one; None: that is an error.
+        start_again: a function that runs the command in a new process with the given Keras backend;
+            called if Keras is loaded with another one. None: that is an error.
 
     Returns:
         The exit code.
@@ -141,7 +141,7 @@ def load_commands() -> dict[str, Command]:
 
 
 def group_commands() -> dict[str, dict[str, str]]:
-    """Maps each group's title to its commands' modules by name, sorted, with `train` first."""
+    """Maps each group's title to {command: module}, sorted by command, with `train` first."""
     modules = dict(sorted(_find_modules().items(), key=lambda item: (item[0] != "train", item[0])))
     groups = {}
     for group in [*package.GROUPS, ""]:
@@ -220,8 +220,8 @@ def _run(name: str, arguments: list[str]) -> None:
 def _complete(command: Command, arguments: list[str]) -> str:
     """Returns a command line of the given arguments, completed from the most similar example.
 
-    The example's run is replaced by the newest runs in the folder `runs`; for `train`, its config
-    is replaced by the config of the run in --workdir.
+    If the arguments name no run, the example's is replaced by the newest ones in the folder `runs`.
+    For `train`, the example's config is replaced by that of the run in --workdir.
     """
     name, examples = command.name, command.example.splitlines()
     lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples]

@@ -1,4 +1,4 @@
-"""Progress lines of a command, which continues if its output can no longer be written."""
+"""Prints progress lines, and lets a command continue if its output can no longer be written."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from tftpu.launch import interrupts
 from tftpu.runtime.slow import counting_seconds, report_activity
 
-_SLOW = 2.0  # seconds after a reader has gone; only output after that time is reported as lost
+_SLOW = 2.0  # seconds after a pager was closed; only later output is reported as lost
 
 
 def outlive_readers() -> None:
@@ -91,7 +91,7 @@ class _LossyDescriptor(io.FileIO):
 
 @contextlib.contextmanager
 def reporting(doing: str) -> Iterator[None]:
-    """Prints what the block does, and from time to time how many seconds it has taken."""
+    """Prints what the `with` block does, and at intervals how many seconds it has taken so far."""
     report_activity(doing)
     with counting_seconds(doing):
         yield

@@ -97,7 +97,7 @@ _SHAPE = ("layers", "width", "blocks", "widths")
 
 
 def _check_name(model: ModelConfig) -> None:
-    """Raises `UserError` if a config has a published size's name, but its family's defaults."""
+    """Raises `UserError` if a config has a published size's name, but default sizes."""
     published = sizes.SIZES.get(model.name)
     if type(published) is not type(model):
         return

@@ -390,7 +390,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes all layers but kept ones; of a layer that contains those, its direct variables."""
+    """Freezes all layers except kept ones; in a layer around those, only its own variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

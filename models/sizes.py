@@ -210,7 +210,7 @@ class BERT(ModelConfig):
     width: int = 768
     heads: int = 12
     head: str = "masked_lm"  # "masked_lm" or "classes"
-    num_classes: int = 2  # classes of head="classes"
+    num_classes: int = 2  # number of classes, for head="classes"
     dropout: float = 0.1
     # "plain"; "flash": a Pallas kernel on TPUs; "auto": whichever of the two costs less.
     attention: str = dataclasses.field(default="auto", metadata=OPERATIONAL)

@@ -51,7 +51,7 @@ class KerasError(UserError, ValueError):
 
 
 class OwnStepsNeeded(UserError):  # noqa: N818 (the name says what is needed)
-    """The batches of a model cannot be sharded; only its own train step may still train it."""
+    """The engine's step cannot train a model on its data; the model's `train_step` perhaps can."""
 
 
 class DivergedError(UserError):

@@ -84,7 +84,7 @@ def replace_traced_value(variable: keras.Variable) -> bool:
 
 @contextlib.contextmanager
 def becoming_quantized(layer: keras.Layer, floats: keras.Variable) -> Iterator[None]:
-    """Lets a built layer replace a float variable by integer variables within the block.
+    """Lets a built layer replace the float variable `floats` by integer ones within the block.
 
     Keras itself deletes the attribute and then runs a garbage collection, which takes seconds in
     total for a model with many layers.

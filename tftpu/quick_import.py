@@ -68,7 +68,8 @@ def uncollected() -> Iterator[None]:
     """Pauses garbage collection within the block; later collections skip all objects made so far.
 
     Half a million objects of imported modules live as long as the process. Scanning them takes two
-    fifths of the import's time, and a third of a second for each layer that Keras quantizes.
+    fifths of the import's time, and a third of a second whenever Keras collects garbage, as it does
+    for each layer that it quantizes.
     """
     enabled = gc.isenabled()
     gc.disable()

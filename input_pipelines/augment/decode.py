@@ -1,7 +1,7 @@
 """Encoded or decoded images as uint8 pixels of static shape: decode, crop, resize.
 
-For a JPEG, only the rows and blocks that the crop needs are decoded; if the crop is at least twice
-the size of the result, at a half, a quarter or an eighth of the resolution, which is faster and
+For a JPEG, only the rows and blocks that the crop needs are decoded. If the crop is at least twice
+the size of the result, this is done at 1/2, 1/4 or 1/8 of the resolution, which is faster and
 aliases less. Every other image is decoded completely: PNGs, and JPEGs with bytes after their end,
 by TensorFlow; JPEGs in CMYK, PNGs with EXIF data, and other formats by Pillow (`formats.pillow`).
 Images are turned upright according to their EXIF data or XMP. An exported graph has no Pillow, so
@@ -103,7 +103,7 @@ def crop_and_resize(
     if image.dtype != tf.string:
         return resize_square(_slice_window(to_channels(image, channels), window), size)
 
-    # Computed before the branches: each pass over a data set first builds all operations in these.
+    # Computed once, not in each branch: a pass over a data set starts by building every branch.
     is_jpeg = _is_plain_jpeg(image)
     number = _read_orientation(image, is_jpeg)
 
@@ -313,7 +313,7 @@ def _is_plain_png(image: Tensor) -> Tensor:
 
 
 def _slice_end(text: Tensor, size: int) -> Tensor:
-    """Returns the last bytes of a text, or all bytes if it is shorter."""
+    """Returns the last `size` bytes of a text, or all bytes if it is shorter."""
     length = tf.strings.length(text)
     return tf.strings.substr(text, tf.maximum(length - size, 0), size)
 

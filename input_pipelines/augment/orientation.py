@@ -11,7 +11,7 @@ from tftpu.input_pipelines.tensors import Tensor
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _TIFF = (b"MM\0*", b"II*\0", b"MM*\0", b"II\0*")  # the first bytes of EXIF data; II: little-endian
 _TAG = 0x0112
-_SHORTS, _LONGS = (3, 8), (4, 9, 13)  # types of whole numbers of two and of four bytes
+_SHORTS, _LONGS = (3, 8), (4, 9, 13)  # TIFF's codes for whole numbers of two and four bytes
 _ENTRY = 12  # bytes of an entry: tag 2, type 2, count 4, value 4
 _IN_XMP = r'\C*?tiff:Orientation(?:="|>)([0-9])\C*'
 
@@ -63,14 +63,14 @@ def _collect_metadata(image: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _read_exif(exif: Tensor) -> Tensor:
-    """Returns the orientation in EXIF data, (), int32; 0: not stated, 1: the data are damaged."""
+    """Returns the orientation in EXIF data, (), int32; 0 if not stated, 1 if they are damaged."""
     start = tf.strings.substr(exif, 0, 4)
     little = tf.equal(tf.strings.substr(start, 0, 1), b"I")
     size = tf.strings.length(exif)
     numbers = tf.pad(_to_numbers(exif), [[0, 8 + _ENTRY]])
 
     def read_at(place: int, width: int, found: Tensor) -> Tensor:
-        """Reads the integer of `width` bytes at `place` of the last axis; int32, so it may wrap."""
+        """Reads integers of `width` bytes at `place` of the last axis; int32, so they may wrap."""
         powers = [256**n for n in range(width)]
         places = tf.where(little, powers, powers[::-1])
         return tf.reduce_sum(found[..., place : place + width] * places, -1)

@@ -20,7 +20,7 @@ class Augment:
     hue: float = 0.0  # largest rotation of the hue, as a share of the circle, up to 0.5
     erasing: float = 0.0  # probability that a rectangle is filled with noise
     mixup: float = 0.0  # alpha of MixUp's Beta distribution; 0: no MixUp
-    # alpha of CutMix's Beta distribution; 0: no CutMix. With MixUp, each image gets one of both.
+    # alpha of CutMix's Beta distribution; 0: no CutMix. With MixUp, each image gets one of the two.
     cutmix: float = 0.0
     # Side of evaluation's central square, as a share of the image's shorter side; None: 0.875, or
     # 1 if `crop` is False.

@@ -1,7 +1,7 @@
 """Runs the conversion of `converter` as an Apache Beam job: many machines make the same bytes.
 
-    parts -> records -> (shard, place in it) -> a group for each shard -> sorted, written
-          -> counts and bytes of each part -> the plan
+    parts of the source -> records -> (shard, (place, record)) -> a group per shard, sorted, written
+    records -> number and bytes of each part's records -> the plan, which gives shard and place
 
 The shuffle is Beam's own grouping, so nothing is staged and a runner needs no shared disk; a shard
 is held in memory while it is written. The job publishes the manifest last.
@@ -103,7 +103,7 @@ def _iterate_records(part: int, reader: Reader) -> Iterator[tuple[int, int, byte
 
 
 def _sum_pairs(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Adds up counts and bytes."""
+    """Adds up pairs (number of records, bytes)."""
     count, size = 0, 0
     for one, other in pairs:
         count, size = count + one, size + other

@@ -13,7 +13,7 @@ from tftpu.input_pipelines.formats import manifest
 from tftpu.storage import buckets
 
 MIB = 1 << 20
-# Options that older versions of tftpu do not have.
+# Options that older versions of tftpu lack; the fingerprint leaves out those at their defaults.
 _NEWER = ("num_classes", "image_feature", "label_feature", "first_class")
 
 

@@ -25,7 +25,7 @@ from tftpu.input_pipelines.formats.manifest import Manifest, Shard
 from tftpu.storage import files
 
 Say = Callable[[str], None]
-_SHOWN = 20  # most skipped files that are listed
+_SHOWN = 20  # maximum number of skipped files that are listed
 
 
 def run(

@@ -28,7 +28,7 @@ Tokenizer = Callable[[str], np.ndarray]
 def build_tokenizer(
     path: str | None, end_of_text: str | None = None, flag: str = "--tokenizer"
 ) -> tuple[Tokenizer, int]:
-    """Returns a function that maps a document to its tokens, int32, and the vocabulary's size.
+    """Returns a function from a document to its tokens, int32; and the size of the vocabulary.
 
     Args:
         path: a file of Hugging Face `tokenizers` (tokenizer.json), whose truncation and padding

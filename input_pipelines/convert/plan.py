@@ -27,7 +27,7 @@ class Plan:
         return sum(self.counts)
 
     def compute_begin(self, shard: int) -> int:
-        """Returns the first place of a shard in the shuffled row of all records."""
+        """Returns the place of a shard's first record in the shuffled order of all records."""
         return shard * self.examples // self.shards
 
     def list_records(self, shard: int) -> np.ndarray:
@@ -42,7 +42,7 @@ class Plan:
         return part, records - firsts[part]
 
     def list_places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the shard of each record of a part, and its place in the shuffled row."""
+        """Returns the shard of each record of a part, and its place in the shuffled order."""
         first = sum(self.counts[:part])
         places = Permutation(self.examples, self.seed).invert(
             np.arange(first, first + self.counts[part])

@@ -1,4 +1,4 @@
-"""A parallel map over numbers that uses all cores."""
+"""A parallel map over numbers, in several processes."""
 
 import concurrent.futures
 import contextlib

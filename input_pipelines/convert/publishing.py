@@ -31,7 +31,7 @@ def open_reader(conversion: Conversion) -> Reader:
         options = dataclasses.replace(
             options,
             # Class names get the ids that they have in the first split. If labels are class ids,
-            # `find_unfinished` compares the order of the classes.
+            # the given order is kept, and `find_unfinished` compares it with the first split's.
             classes=(fixed or options.classes) if by_name else (options.classes or fixed),
             num_classes=options.num_classes or (label.num_classes if label else 0),
         )
@@ -39,7 +39,7 @@ def open_reader(conversion: Conversion) -> Reader:
 
 
 def find_unfinished(conversion: Conversion, reader: Reader) -> tuple[Manifest, int] | None:
-    """Returns the manifest to add the split to, and its generation; None if the split is done.
+    """Returns the manifest to extend, and its generation in a bucket; None if the split is done.
 
     Raises:
         UserError: the folder holds another conversion of the split, or a data set with other

@@ -21,7 +21,7 @@ def plan_conversions(
 
     Args:
         conversion: the conversion of the whole source. If its split is "", all splits of a folder
-            are converted; a source without such folders becomes the split "train".
+            are converted; a source without folders of splits becomes the split "train".
         validation_fraction: the share of each class to hold out as the split `HELD_OUT`; 0: none.
         say: a function that is called with lines about files that are in no split.
 

@@ -9,8 +9,8 @@ FOLDER/conversion            the fingerprint of the conversion that the files be
        order.npy             the order of all records by hash, if the source has none
        <shard>.json          a shard that is finished
 
-A conversion that is started again compares the parts with their checksums, and makes the parts that
-do not match again.
+A conversion that is started again compares the parts with their checksums, and makes again those
+that do not match.
 """
 
 import contextlib
@@ -183,7 +183,7 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
 
     Args:
         conversion: the conversion to stage.
-        given: the local folder that contains it; None: the output if that is local, otherwise the
+        given: a local folder to make it in; None: the output if that is local, otherwise the
             cache folder.
     """
     name = f".converting-{conversion.split}"

@@ -148,7 +148,7 @@ def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns the rows to predict, held in memory, of a table of the run or of another table."""
+    """Returns the rows of a table to predict, in memory; the table may be the run's or another."""
     kind, table = addresses.parse_address(address, "BigQuery", data.address_kinds)
     snapshot = None  # a table that the run does not name is read as it is now
     if kind != "bigquery":
@@ -222,7 +222,7 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
     """Converts an Arrow column to an array (rows, ...) of a dtype that records support.
 
     Raises:
-        UserError: the column has a NULL, arrays of different lengths, or another type.
+        UserError: the column has a NULL, arrays of different lengths, or an unsupported type.
     """
     import pyarrow
 

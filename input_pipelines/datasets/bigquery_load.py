@@ -12,7 +12,7 @@ from typing import Any
 from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import bigquery_clients as clients
 
-MOST = 10_000  # most files that BigQuery loads in one job
+MOST = 10_000  # maximum number of files that BigQuery loads in one job
 _ATTEMPTS = 100
 
 

@@ -77,7 +77,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
 
 
 def _count(place: Path, split: str) -> int:
-    """Returns the size of a split from TFDS's metadata; 0 unless it has exactly one shard."""
+    """Returns a split's number of examples from TFDS's metadata; 0 unless it is a single shard."""
     try:
         info = json.loads((place / "dataset_info.json").read_text())
         lengths = {found["name"]: found["shardLengths"] for found in info["splits"]}

@@ -16,9 +16,9 @@ from tftpu.storage import files
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
-_SHOWN = 20  # most classes that a line names
-_FEW = 100  # images; with fewer, each changes the accuracy by more than 0.01
-MOST = 20_000  # images of a split that are decoded: some seconds on a few cores
+_SHOWN = 20  # maximum number of classes that a line names
+_FEW = 100  # with fewer images, each changes the accuracy by more than 0.01
+MOST = 20_000  # maximum number of images decoded per split: some seconds on a few cores
 
 
 def count_classes(found: ImageFiles) -> dict[str, int]:
@@ -57,7 +57,7 @@ def describe_shards(data: "StreamedImages") -> list[str]:
 
 
 def count_evaluation(data: "StreamedImages") -> int | None:
-    """Returns the number of evaluation examples in a manifest; None if it cannot be found."""
+    """Returns the number of evaluation examples; None without a manifest that has the split."""
     folder = data.data_dir or ""
     if data.format != "tfrecord" or not files.exists(files.join(folder, manifest.NAME)):
         return None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _HELD_OUT = 20  # without `eval_text`, one in this many rows is held out
-_MOST = 1000  # most rows that are held out
+_MOST = 1000  # maximum number of rows that are held out
 
 
 def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
@@ -84,7 +84,7 @@ def split_rows(rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tens
 
 
 def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shards]:
-    """Returns a data set of packed text, and the rows of a split.
+    """Returns the manifest of packed text in a folder, and the rows of a split.
 
     Raises:
         UserError: the data set is not packed text, or is packed for another context.

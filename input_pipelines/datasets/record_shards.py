@@ -64,7 +64,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
     """Returns the manifest from the data's folder, or makes one by reading the files once.
 
     Raises:
-        UserError: there is neither a manifest nor a spec, or the split has no files.
+        UserError: there is neither a manifest nor `data.spec`, or the split has no files.
     """
     folder, spec = data.data_dir or "", parse_features(data.spec)
     is_there = files.exists(folder or ".")
@@ -77,7 +77,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
 
 
 def _propose_spec(folder: str, split: str) -> str:
-    """Returns the spec of a split's first record, or a sample if there is no record."""
+    """Returns the spec of a split's first record, or an example of a spec if that is unknown."""
     try:
         return manifest.describe_features(counted.find_features(folder, split)) or _EXAMPLE
     except UserError:

@@ -236,7 +236,7 @@ def _list_images(
     """Lists the image files of a split; see `image_index.list_in_index` for the classes.
 
     Raises:
-        UserError: the split has no folder or index, or it is not valid.
+        UserError: the folder or the index of the split is missing or not valid.
     """
     folder = data.data_dir or ""
     if data.format == "folder":
@@ -281,7 +281,7 @@ def _explain_missing_split(data: "StreamedImages", split: str) -> str:
 
 
 def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
-    """Returns a split of converted shards to evaluate on; None if they lack `train_split`."""
+    """Returns the converted split to evaluate on; None if it or `train_split` is missing."""
     try:
         splits = manifest.read(folder).splits
     except UserError:  # there are no shards, or they cannot be used

@@ -79,7 +79,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
 
 
 def _format_command(name: str, data_dir: str, file_format: str = "") -> str:
-    """Returns a command that prepares a data set without the rare package that `tfds` needs."""
+    """Returns a Python command that prepares a data set; the command `tfds` needs more packages."""
     options = f", file_format={file_format!r}" if file_format else ""
     made = f"tfds.builder({name!r}, data_dir={data_dir!r}{options}).download_and_prepare()"
     return f'python -c "import tensorflow_datasets as tfds; {made}"'
@@ -176,7 +176,7 @@ def open_shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
 
 
 def find_image_and_label(builder: Builder, image: str, label: str) -> tuple[str, str]:
-    """Returns the names of the image and of the class label of an example.
+    """Returns the names of the image feature and of the class label feature of a data set.
 
     Args:
         builder: the builder of the data set.

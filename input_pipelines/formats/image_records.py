@@ -85,7 +85,7 @@ def build_image_parser(found: Manifest, name: str) -> Any:
     """Returns the function that turns records (batch,) into {"image"}, to predict them.
 
     Args:
-        found: the records.
+        found: the manifest of the records.
         name: the name of the image's feature. Records with a single image may have another name for
             it.
 

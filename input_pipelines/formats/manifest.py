@@ -190,7 +190,7 @@ def write(manifest: Manifest) -> None:
     """Writes `dataset.json` into the manifest's folder, atomically. Call it after the shards.
 
     Raises:
-        UserError: the manifest contradicts itself, or names a shard outside of its folder.
+        UserError: a value in the manifest is not valid, or a shard is outside of its folder.
     """
     _validate(manifest, files.join(manifest.folder, NAME))
     files.write_whole(files.join(manifest.folder, NAME), to_json(manifest).encode())
@@ -239,7 +239,7 @@ def from_json(text: str, folder: str) -> Manifest:
     """Parses the text that `to_json` writes.
 
     Raises:
-        UserError: the text is not a manifest, has another version, or contradicts itself.
+        UserError: the text is not a manifest, has another version, or a value is not valid.
     """
     path = files.join(folder, NAME)
     try:

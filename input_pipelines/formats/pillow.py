@@ -56,7 +56,7 @@ def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
 
 
 def to_png(data: bytes) -> bytes:
-    """Returns an image of any of the formats as a PNG with the same pixels; see `read_pixels`."""
+    """Converts an image that `read_pixels` can read to a PNG with the same pixels."""
     from PIL import Image
 
     found, file = read_pixels(data), io.BytesIO()

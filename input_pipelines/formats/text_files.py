@@ -336,7 +336,7 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
 
 
 def _describe_delimiters(path: str, found: str, needed: str) -> str:
-    """Returns the start of the error message for a table with the wrong separator."""
+    """Returns the error message for a table with the wrong separator, without its final period."""
     return (
         f"The first line of {path} is separated by {found!r}, not by {needed!r}: save the table "
         f"with {needed!r}"

@@ -29,11 +29,11 @@ OVERHEAD = 16  # bytes that a record takes in addition to its data
 _HEADER = 12  # bytes of a record's length and its checksum
 _PIECE = 1 << 20  # bytes read or written at a time
 _DEFLATE = 1032  # the most bytes that one byte of a GZIP file can become
-# A record of a GZIP file is corrupt if it is larger than _SMALL, and larger than the whole file by
-# more than a factor of _RECORD_DEFLATE.
+# A record of a GZIP file counts as corrupt if it is larger than _SMALL, and larger than the whole
+# file by more than a factor of _RECORD_DEFLATE.
 _RECORD_DEFLATE = 100
 _SMALL = 64 * 2**20
-_LONG = 10.0  # seconds of counting after which a message is logged
+_LONG = 10.0  # seconds of counting records after which a message is logged
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def unframe_record(framed: bytes) -> bytes:
     """Returns the record inside the result of `frame_record`.
 
     Raises:
-        ValueError: it is not complete, or a checksum does not match.
+        ValueError: `framed` is not complete, or a checksum does not match.
     """
     file = io.BytesIO(framed)
     record = _read_next(file, len(framed), len(framed))

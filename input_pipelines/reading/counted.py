@@ -18,7 +18,7 @@ from tftpu.storage.side_files import read_sealed, seal
 
 _log = logging.getLogger(__name__)
 
-_LONG = 5.0  # seconds of counting before progress is logged
+_LONG = 5.0  # seconds of counting records before progress is logged
 
 
 def read_manifest(

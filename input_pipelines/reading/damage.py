@@ -17,8 +17,8 @@ class Damage(NamedTuple):
     """The records of a file that cannot be used.
 
     Attributes:
-        record: the number of the first record that cannot be read; the count of records if all can
-            be.
+        record: the number of the first record that cannot be read; the record count if all can be
+            read.
         reason: why that record cannot be read.
         empty: the numbers of empty records, which no reader can use.
     """
@@ -79,7 +79,7 @@ def check_lengths(paths: Sequence[str], counts: Sequence[int]) -> None:
 
 
 def ignore_failures(records: tf.data.Dataset, count: Tensor) -> tf.data.Dataset:
-    """Returns `count` pairs of a record, or "" for a missing one, and a meaningless number.
+    """Returns `count` pairs (record, meaningless number), with "" for each record that is missing.
 
     The zipped range limits the attempts to `count` + 1. With `ignore_errors` alone, a file that
     cannot be opened would be retried forever.

@@ -17,8 +17,8 @@ from tftpu.storage import files
 TRAINING_NAMES = ("train", "training")
 VALIDATION_NAMES = ("val", "valid", "validation", "dev", "eval")
 SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
-_OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders that unzip, a NAS and Python create
-_SHOWN = 20  # most names in a line
+_OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders made by macOS, a NAS and Python
+_SHOWN = 20  # maximum number of names in a line
 
 _EMPTY = "without images"  # the only reason to leave out a folder
 

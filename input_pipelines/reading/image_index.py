@@ -58,7 +58,7 @@ def list_in_index(path: str, classes: Sequence[str] = (), num_classes: int = 0) 
 
 
 def find_index(folder: str, split: str) -> str:
-    """Returns the index of a split: the table in a folder that is named after it.
+    """Returns the path of a split's index: the table SPLIT.csv, SPLIT.tsv, ... in a folder.
 
     Raises:
         UserError: there is no such table, or more than one.

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tftpu.storage import buckets, files
 
 _log = logging.getLogger(__name__)
-_SHOWN = 10  # most links that a warning names
-_CHECKED = 1000  # most links to files that are checked for a warning
+_SHOWN = 10  # maximum number of links that a warning names
+_CHECKED = 1000  # maximum number of links to files that are checked for a warning
 _WILDCARD = re.compile(r"[*?\[]")
 
 _FILE, _FOLDER = "file", "folder"

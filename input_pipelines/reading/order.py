@@ -52,7 +52,7 @@ def derive_seeds(*words: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Tracks:
-    """A division of an epoch's row into tracks, each of which fills the same places of each batch.
+    """A division of an epoch's examples into tracks, each filling the same places of each batch.
 
     The methods' tensors are int64, scalars or vectors.
 
@@ -77,7 +77,7 @@ class Tracks:
         return whole * self.width + tf.clip_by_value(rest - track * self.width, 0, self.width)
 
     def compute_borders(self, epoch: Tensor) -> Tensor:
-        """Returns the tracks' borders in an epoch's row: track t has [borders[t], borders[t + 1]).
+        """Returns tracks' borders in an epoch's order: track t has [borders[t], borders[t + 1]).
 
         Returns:
             (number + 1,), int64.
@@ -87,7 +87,7 @@ class Tracks:
         return tf.concat([[0], tf.cumsum(end - self.count_before(track, epoch * self.count))], 0)
 
     def locate_step(self, track: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns a track's epoch at a step, and how many of its examples precede the step."""
+        """Returns a track's epoch at a step, and how many examples of that epoch it has read."""
         epoch = (step * self.global_batch_size + track * self.width) // self.count
         return epoch, step * self.width - self.count_before(track, epoch * self.count)
 

@@ -20,10 +20,10 @@ from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 from tftpu.storage.buckets import Stored
 
-AT_MOST = 64  # tracks: up to this many hosts never read the same records
+AT_MOST = 64  # maximum number of tracks; up to as many hosts never read the same records
 SHUFFLE = 16_384  # examples in the shuffle windows of all tracks together
 # Shards that one pass reads at a time. tf.data opens at most three times as many before it
-# finishes the first, so shards that are open at once have different numbers modulo AT_MOST.
+# finishes the first, so open shards have different reader numbers (shard number % AT_MOST).
 AT_ONCE = 16
 READ_AHEAD = 1 << 20  # bytes of a file that are read ahead
 
@@ -322,7 +322,7 @@ class Shards:
 
 
 class _ShardTensors(NamedTuple):
-    """Properties of the shards: (shards,), except index (shards + 1,) and offsets (entries,)."""
+    """Tables of the shards, (shards,), except `index`, (shards + 1,), and `offsets`, (entries,)."""
 
     paths: Tensor
     counts: Tensor
@@ -412,6 +412,6 @@ def check_pieces(pieces: list[Piece]) -> list[Piece]:
 
 
 def _derive_key(run: Tensor, epoch: Tensor, which: Tensor) -> Tensor:
-    """Returns the key of one permutation of a run, (3,), int32."""
+    """Returns the key, (3,), int32, of the permutation number `which` of an epoch of a run."""
     words = order.derive_seeds(run[None], epoch[None], which[None])[0]
     return tf.concat([words, tf.cast(epoch % (1 << 30), tf.int32)[None]], 0)

@@ -87,13 +87,13 @@ class CloudJob:
         """Formats a request as YAML, with its command and the list of files to send in comments.
 
         Args:
-            command: the shell command, with FILE for the path of the file.
-            request: content of the file.
+            command: the shell command that reads the YAML from FILE, or another first line.
+            request: content of the YAML.
         """
         return format_yaml(f"{command}\n\n{self.shipment.describe(self.workdir)}", request)
 
     def ship(self) -> None:
-        """Uploads the files; raises `UserError` if the bucket cannot be written."""
+        """Uploads the run's files; raises `UserError` if the bucket cannot be written."""
         bucket = self.workdir.removeprefix("gs://").partition("/")[0]
         for problem in cloud.find_problems(Machine(), [bucket]):
             raise UserError(f"{problem.what} {problem.why} Fix it with `{problem.command}`.")
@@ -202,7 +202,7 @@ def check_bucket_folder(flag: str, path: str) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumps multi-line strings as blocks, so that the script is readable."""
+    """Dumps multi-line strings as blocks, so that scripts are readable."""
 
 
 _Dumper.add_representer(

@@ -28,7 +28,7 @@ def get_config() -> Experiment:
             name="adamw",
             learning_rate=1e-3,
             warmup_steps=10_000,
-            weight_decay=0.1,  # times 1e-3 it is the paper's 1e-4
+            weight_decay=0.1,  # times the learning rate: the paper's 1e-4
         ),
         train=TrainConfig(
             steps=EPOCHS * epoch,

@@ -2,4 +2,4 @@
 
 from typing import Any
 
-Pipeline = Any  # of `tftpu.input_pipelines.training`, whose import would load TensorFlow
+Pipeline = Any  # what `input_pipelines.training` returns; importing its type loads TensorFlow

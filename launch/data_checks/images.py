@@ -1,4 +1,4 @@
-"""Counts the classes of image folders, and decodes the images."""
+"""Counts the classes of image folders, and decodes a sample of the images."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _PROGRESS = 10.0  # seconds between two lines of progress
 
 
 def inspect_images(data: Any) -> Iterator[Finding]:
-    """Counts the classes of a folder or an index of images, and decodes the images."""
+    """Counts examples and classes of images; in a folder or an index, decodes a sample of them."""
     if not isinstance(data, StreamedImages) or data.format == "tfds":
         return
     from tftpu.input_pipelines import overlap

@@ -104,7 +104,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
 
     Args:
         experiment: the config.
-        batches: some batches of the data, of arrays.
+        batches: some batches of the data, as arrays.
     """
     import keras
 
@@ -130,7 +130,8 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
             if outside:
                 return [Finding("error", f"in the first batches, {outside}.")]
             values = np.ravel(limit.values)
-            allowed = values[(values >= 0) & (values < limit.size)]  # others have weight 0
+            # The other values have weight 0, or the loss ignores them.
+            allowed = values[(values >= 0) & (values < limit.size)]
             seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
     found = []
     for owner, parts in seen.items():
@@ -155,7 +156,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns ids of features (part 0), or of labels with a weight (part 1); None without ids."""
+    """Returns ids of features (part 0), or labels of nonzero weight (part 1); None if not ids."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):

@@ -36,17 +36,17 @@ class Machine:
     python: tuple[int, int] = sys.version_info[:2]
 
     def find_distribution(self, name: str) -> importlib.metadata.Distribution | None:
-        """Returns an installed distribution; of two with one name, the one that is imported."""
+        """Returns the distribution of a name (of two, the imported one); None if not installed."""
         found = importlib.metadata.distributions(name=name, path=list(self.site))
         return next(iter(found), None)
 
     def find_version(self, name: str) -> str | None:
-        """Returns the version of an installed distribution."""
+        """Returns the version of a distribution; None if it is not installed."""
         distribution = self.find_distribution(name)
         return distribution.version if distribution else None
 
     def resolve_path(self, absolute: str) -> Path:
-        """Returns a path in the machine's file system."""
+        """Returns the place of an absolute path under `root`."""
         return self.root / absolute.lstrip("/")
 
     def find_files(self, pattern: str) -> list[str]:

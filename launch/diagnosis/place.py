@@ -34,7 +34,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def read_attribute(machine: Machine, name: str) -> str | None:
-    """Returns an attribute of the machine from Google Cloud's metadata server, or None."""
+    """Returns an attribute of the machine from Google Cloud's metadata server; None if unknown."""
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None
     # Google's client libraries use the same variable. The address needs no name server, which might

@@ -17,10 +17,10 @@ from tftpu.tpu.slices import GENERATIONS
 
 WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 PYTHONS = ((3, 11), (3, 13))
-# The libtpu versions that each release of tensorflow-tpu runs with. Release 2.20.0 requires
-# ~=0.0.14, which allows versions from 0.0.46 on. These lack ConfigureDistributedTpuOp_DoWork, so
-# the import aborts.
-LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}  # first, after the last
+# By release of tensorflow-tpu: the first libtpu with which it runs, and the first that is too new.
+# Release 2.20.0 requires ~=0.0.14, which allows versions from 0.0.46 on. These lack
+# ConfigureDistributedTpuOp_DoWork, so the import aborts.
+LIBTPU = {"2.19": ("0.0.10", "0.0.11"), "2.20": ("0.0.14", "0.0.46")}
 _TPU_WHEELS = "'tensorflow-tpu==2.20.0' 'libtpu==0.0.14'"
 _HASHED_FILES = 12
 
@@ -338,7 +338,7 @@ def _find_owner(installed: dict[str, Distribution]) -> str | None:
 
 
 def _find_damaged(distribution: Distribution) -> list[str]:
-    """Returns a wheel's files that are missing or resized, or that a sample shows to be changed."""
+    """Returns a wheel's files that are missing or resized or, in a sample of .py files, changed."""
     record, folder = _read_record(distribution), _locate_folder(distribution)
     files = {path: entry for path, entry in record.items() if _is_tensorflow(path)}
     wrong = [path for path, entry in files.items() if not _has_size(folder / path, entry[1])]

@@ -50,7 +50,7 @@ class PipelinePlan:
         Args:
             config: name of a config, or path of one in the image.
             workdir: the folder in which each run of the pipeline gets its own folder.
-            gate: condition of the gate.
+            gate: condition that the metrics must meet, such as "accuracy>=0.95".
             overrides: changes of the config, as on the command line.
         """
         begun = self._add_task(steps.new_run, workdir=workdir, run=self.run, condition=gate)
@@ -106,7 +106,7 @@ def training_pipeline(
     """Returns a pipeline that checks the data, trains, evaluates, and exports a good model.
 
     Its parameters are `config`, `workdir`, `gate` (such as "accuracy>=0.95") and `overrides`. Each
-    run of it has its own folder in `workdir`, named by the ID of that run: the workdir of the
+    run of it has its own folder in `workdir`, named after the ID of that run: the workdir of the
     training, and in it `export`, `data`, `search` and `predictions`.
 
     Args:

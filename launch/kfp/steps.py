@@ -50,7 +50,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
         for process in running:
             process.send_signal(number)
 
-    earlier = signal.signal(signal.SIGTERM, forward)  # on SIGTERM, `tftpu train` saves
+    earlier = signal.signal(signal.SIGTERM, forward)  # `tftpu train` then saves a checkpoint
     process = subprocess.Popen(command)
     running.append(process)
     if notices:  # a signal arrived before the process was started
@@ -95,7 +95,7 @@ def new_run(workdir: str, run: str, condition: str = "") -> str:
         workdir: folder for the runs, local or gs://.
         run: the name of this run, `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow replaces a
             placeholder only if it is the whole value of a parameter.
-        condition: the condition of the gate after the training, which is checked early here.
+        condition: the condition of the gate after the training; a wrong syntax already fails here.
 
     Returns:
         The folder.
@@ -175,7 +175,7 @@ def search(
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
 
     Returns:
-        The best values, for `best` of `train`.
+        The best values, for the argument `best` of `train`.
     """
     import shlex
 

@@ -13,12 +13,12 @@ from tftpu.preflight.pricing.collectives import estimate_all_reduce
 from tftpu.tpu.slices import Slice
 
 _SENT = 0.5  # weights and gradients are sent as bfloat16, in half of the bytes of float32
-_RECOMPUTED = 4 / 3  # FLOPs of a step that computes its blocks twice, relative to one that does not
-# Bytes of a step's activations by remat, relative to the inputs of its blocks. Measured on compiled
-# Llama 3.1 8B with flash attention: 36 ("none"), 12 ("products") and 2.5 ("block").
+_RECOMPUTED = 4 / 3  # FLOPs of a step that recomputes its blocks, relative to one that does not
+# Bytes of a step's activations for each kind of `remat`, relative to the inputs of its blocks. On
+# compiled Llama 3.1 8B with flash attention: 36 ("none"), 12 ("products") and 2.5 ("block").
 _KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
-# Fitted to 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, with errors up to
-# 37 %: products run below peak, and activations are written and read several times.
+# Time of the FLOPs relative to that at peak; how often activations are written or read. Fitted to
+# 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, with errors up to 37 %.
 _WORK, _PASSES = 1.3, 8
 _BLOCK_SUMS = 4  # all-reduces of a block over `tensor`: of attention and MLP, in both passes
 
@@ -58,7 +58,7 @@ class Estimate:
 
     Attributes:
         candidate: the candidate.
-        state_bytes: bytes of weights, optimizer's state and averages on a device.
+        state_bytes: bytes of weights, their averages and the optimizer's state on a device.
         least_bytes: lower bound of the bytes that the program needs on a device.
         likely_bytes: estimate of the bytes that the program needs on a device.
         limit_bytes: bytes of a device's memory.

@@ -24,7 +24,7 @@ from tftpu.tpu.slices import Slice, parse_slice
 
 MESH, MICROBATCHES = "cluster.mesh", "train.gradient_accumulation_steps"
 ATTENTION = "model.attention"
-_MOST_TENSOR = 8  # devices along `tensor`; models that need more are too large to compile in a plan
+_MOST_TENSOR = 8  # most devices along `tensor`; models that need more are too large for a plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Space:
             return []
 
     def list_states(self, targets: Sequence[Slice]) -> dict[str, tuple[Slice, str]]:
-        """Returns a slice and a mesh for each way to shard the state, by its `name_state`.
+        """Returns a slice and a mesh for each way to shard the state, with `name_state` as the key.
 
         Args:
             targets: the slices. Meshes that do not divide the global batch are left out.
@@ -169,7 +169,7 @@ class Space:
         return dataclasses.replace(self.experiment, **changed)
 
     def list_changes(self, candidate: Candidate) -> list[str]:
-        """Returns the fields in which a candidate differs from the config: "model.remat=block"."""
+        """Returns where a candidate differs from the config, in the form "model.remat=block"."""
         return [
             f"{path}={value}"
             for path, value in self._list_values(candidate).items()
@@ -181,13 +181,13 @@ class Space:
         return " ".join([candidate.slice, *self.list_changes(candidate)])
 
     def has_settings(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate has the config's settings; `auto` or None fits all."""
+        """Returns whether a candidate has the config's settings; any value fits `auto` or None."""
         values = self._list_values(candidate)
         given = {path: self._read(path) for path in values}
         if given.get(MESH) not in (None, AUTO):
             try:
                 sizes = mesh_sizes(given[MESH], parse_slice(candidate.slice).replicas)
-            except UserError:  # a mesh for another slice
+            except UserError:  # the config's mesh is for another slice
                 return False
             given[MESH] = mesh_text(sizes)
         return all(given[path] in (None, AUTO, value) for path, value in values.items())

@@ -143,7 +143,7 @@ class PlanExaminer:
         ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
         with Progress() as progress:
             processes = Processes(progress)
-            parts: dict[Candidate, Processes] = {}  # to end one candidate, not all
+            parts: dict[Candidate, Processes] = {}  # compilers by candidate, to stop those of one
 
             def choose() -> tuple[Candidate, Processes] | None:
                 with changed:

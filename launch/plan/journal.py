@@ -25,11 +25,11 @@ from tftpu.storage.lines import Lines
 from tftpu.version import __version__
 
 FILE = "plan.jsonl"
-_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # environment variables that compilers read
+_READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # prefixes of environment variables in the key
 
 
 def compute_key(space: Space) -> str:
-    """Returns the key of a config's lines; see the module's docstring.
+    """Returns the key of a config's lines: a digest; see the module's docstring.
 
     Raises:
         UserError: the config contains a value that JSON cannot represent.

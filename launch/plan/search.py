@@ -8,8 +8,8 @@ Besides the bounds, a verdict on a candidate prunes others of the same slice:
   it keeps no sums of gradients. If flash attention does not fit, plain attention, which keeps its
   scores, does not either.
 - If it fits, one with the same mesh and attention that recomputes as much, in as many microbatches
-  or more, is no faster; nor is one that recomputes more, if the step is small or its closed form
-  says so.
+  or more, is no faster; nor is one that recomputes more, if the one that fits needs little memory
+  or the other's estimated time is no shorter.
 """
 
 import collections
@@ -63,7 +63,8 @@ class Goal:
     def rank(self, step_seconds: float, usd_hour: float) -> tuple[bool, float, float]:
         """Returns a sort key of a run, lowest for the best: (misses the limit, amount, amount).
 
-        The amounts are dollars and seconds. If runs miss the limit, the nearest to it is the best.
+        The amounts are dollars and seconds: first the limited one if the run misses the limit,
+        otherwise the one to minimize.
         """
         seconds = self.steps * step_seconds
         usd = usd_hour * seconds / 3600
@@ -148,7 +149,7 @@ class Search:
         self._named = set(named)  # a slice is removed when it has a price
         self._estimates = {one.candidate: one for one in estimates}
         # The largest number of bytes by which a program exceeded its estimate, negative if none
-        # did, by `_name_memory`.
+        # did, by the key of `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
         # Ratios of predicted times to estimated ones, by slice, for each kind of attention, because
         # estimates leave out the scores of plain attention.
@@ -258,7 +259,7 @@ class Search:
             self._uncounted[group] = max(self._uncounted.get(group, above), above)
 
     def list_promising(self) -> list[Estimate]:
-        """Returns the candidate of each slice that will be compiled first there."""
+        """Returns, for each slice, the candidate that will be compiled first there."""
         found: dict[str, Estimate] = {}
         for one in self._waiting:
             found.setdefault(one.candidate.slice, one)
@@ -270,10 +271,10 @@ class Search:
         return min(left, key=self.rank_likely, default=None)
 
     def list_unpriced(self) -> dict[str, Estimate | collections.Counter[str]]:
-        """Returns the most promising candidate of each slice on which none fits yet.
+        """Maps each slice on which no candidate fits yet to the most promising one left there.
 
-        Where none is left to compile, the reasons of pruning are counted instead; there are none
-        if all candidates were compiled.
+        If none is left, maps the slice to the number of pruned candidates by reason, which is
+        empty if all were compiled.
         """
         priced = {one.slice for one, verdict in self.verdicts.items() if verdict.fits}
         found: dict[str, Estimate | collections.Counter[str]] = {}
@@ -423,7 +424,7 @@ class Search:
         mine = one.candidate
         if mine.slice != other.slice or _keeps_less(mine, other):
             return False
-        if mine.microbatches == 1 < other.microbatches:  # several also keep sums of gradients
+        if mine.microbatches == 1 < other.microbatches:  # one microbatch keeps no gradient sums
             return False
         if mine.microbatches <= other.microbatches:
             return _cuts_no_more(mine.mesh, other.mesh)
@@ -447,7 +448,7 @@ def _name_memory(candidate: Candidate) -> tuple[str, str, str]:
 
 
 def _count_parts(candidate: Candidate) -> int:
-    """Returns the microbatches, or 1 if memory beyond the estimate does not shrink with them."""
+    """Returns the number of microbatches, or 1 if it does not affect memory beyond the estimate."""
     return candidate.microbatches if _keeps_activations(candidate) else 1
 
 

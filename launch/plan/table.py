@@ -1,4 +1,4 @@
-"""The answer of a plan: a table of the best candidates, the command of the best one, and counts."""
+"""The answer of a plan: the table of candidates, the best one's command, and what was left out."""
 
 import shlex
 from collections.abc import Sequence

@@ -44,7 +44,7 @@ class OutputSelector:
 
 
 def read_class_names(experiment: Experiment, changed: OutputSelector) -> list[str] | None:
-    """Returns the names of the classes, if this machine has them; see `finished.read_class_names`.
+    """Returns the class names of the model that `changed` was called with; None if not known here.
 
     Raises:
         UserError: the model has another number of classes.

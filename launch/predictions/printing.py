@@ -1,4 +1,4 @@
-"""Lines of `tftpu predict`: how far it is, where the rows are, and a few of them."""
+"""Prints the progress of `tftpu predict`, the files of its predictions, and a few predictions."""
 
 import json
 import sys
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _SECONDS = 10.0  # seconds between two lines of progress
 ROWS = 5  # largest number of predictions that are printed
 _VALUES = 20  # longest list that is printed
-_VALUES_BESIDE_CLASS = 5  # longest list that is printed beside a class: its top5
+_VALUES_BESIDE_CLASS = 5  # longest list that is printed beside a class, such as "top5"
 
 
 class ProgressPrinter:
     """Prints the progress of a prediction job.
 
     Attributes:
-        found: the number of records that were predicted before.
+        found: the number of records whose predictions existed when the job started.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """Prints predictions as lines of JSON without long lists; skips rows that have nothing else."""
+    """Prints predictions as JSON lines without long lists; skips rows that only name records."""
     from tftpu.input_pipelines.formats.results import KEYS
 
     for row in rows:

@@ -112,7 +112,7 @@ def list_own_code() -> list[str]:
     known = (*_list_own_folders(), *_list_installed_folders(), f"{sysconfig.get_path('scripts')}/")
     loaded = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
     found = {os.path.abspath(path) for path in loaded if path}
-    traced = "__autograph_generated_file"  # in names of files that TensorFlow writes to trace
+    traced = "__autograph_generated_file"  # in the names of AutoGraph's temporary files
     return sorted(path for path in found if not path.startswith(known) and traced not in path)
 
 

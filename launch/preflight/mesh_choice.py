@@ -21,7 +21,7 @@ def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
     """Returns the mesh for a config on the devices of this machine.
 
     `auto` stands for the mesh that shards the model least and still fits, which preflight finds in
-    its own process. Without a TPU, each device holds the whole model.
+    a separate process. Without a TPU, each device holds the whole model.
 
     Args:
         cluster: the cluster of the config.

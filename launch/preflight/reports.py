@@ -83,7 +83,7 @@ def read_settings(workdir: str) -> str | None:
 
 
 def describe_other(settings: str) -> str:
-    """Returns what distinguishes a report with another digest, such as "of another model, …"."""
+    """Returns how a report with another digest may differ; `settings` is that digest or ""."""
     other = "of another model, batch, precision or mesh"
     return other if settings else f"of an older tftpu, or {other}"
 

@@ -41,7 +41,7 @@ def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
 
 
 def check(flag: str, condition: str, experiment: Experiment) -> None:
-    """Raises `UserError` for a condition that cannot be read or that names an unknown metric.
+    """Raises `UserError` for a condition that cannot be parsed or that names an unknown metric.
 
     Args:
         flag: the flag that gives the condition, for the error.
@@ -54,7 +54,7 @@ def check(flag: str, condition: str, experiment: Experiment) -> None:
 
 
 def check_form(flag: str, condition: str) -> None:
-    """Raises `UserError` for a condition that cannot be read."""
+    """Raises `UserError` for a condition that cannot be parsed."""
     try:
         find_unmet(condition, {})
     except ValueError as error:

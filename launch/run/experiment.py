@@ -82,7 +82,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
         models.enable_lora(model, config.lora, config.lora_targets, config.lora_base)
     if config.freeze:
         models.freeze(model, config.freeze)
-    scales = experiment.prepared_data is experiment.data  # otherwise a preprocessor scales pixels
+    scales = experiment.prepared_data is experiment.data  # unless a preprocessor scales pixels
     if scales and getattr(experiment.data, "image_dtype", None) == "uint8":
         model = pixels.standardize_pixels(model)
     return model
@@ -91,7 +91,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
 def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
     """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
 
-    Its weights are the averages if those are kept, and adapters are merged into them.
+    Its weights are their moving averages if the trainer keeps these; adapters are merged into them.
     """
     plain = build_layers(dataclasses.replace(experiment, model=remove_adapters(experiment)))
     models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
@@ -225,10 +225,10 @@ def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
 
 
 def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
-    """Returns a function that loads a model's base weights, if it has adapters.
+    """Returns a function that loads the base weights of a model with adapters, and returns it.
 
-    Checkpoints do not contain these weights. The function returns the model, and raises `UserError`
-    if the weights do not fit.
+    Checkpoints do not contain these weights. Without adapters, the function loads nothing. It
+    raises `UserError` if the weights do not fit.
     """
 
     def load(model: keras.Model) -> keras.Model:

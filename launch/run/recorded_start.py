@@ -58,7 +58,7 @@ def _read_start(workdir: str) -> tuple[str, list[str]]:
 
 
 def describe_changes(workdir: str) -> str:
-    """Returns which of the loaded files have changed since the run was trained; "" if none."""
+    """Returns which loaded files of the user's code changed since the run trained; "" if none."""
     recorded = side_files.read(files.join(workdir, _NAME), files=dict) or {"files": {}}
     before = recorded["files"]
     common = [path for path in _list_loaded() if path in before]

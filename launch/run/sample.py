@@ -23,7 +23,7 @@ PROMPT = "def "
 _BEGINNING = "Once upon a time"
 _WORDS, _LONG = 4, 60  # words of a prompt, and its largest number of characters
 _LONG_QUESTION = 160  # largest number of characters of a question that is used as a prompt
-_FIRST = 100  # training texts that are searched for a prompt
+_FIRST = 100  # number of training texts that are searched for a prompt
 _LARGE = 64 << 20  # bytes; a file of this size or more is not searched for a prompt
 # A temperature of 0.8 babbles less than 1 and repeats less than 0. If a model has more tokens than
 # the 256 bytes, the others are excluded, because they stand for no text.
@@ -103,13 +103,13 @@ def find_prompt(data: DataConfig) -> str:
 
 
 def _choose_words(texts: list[str]) -> str:
-    """Returns the first words of a suitable text; a default beginning if no text suits."""
+    """Returns the first words of a text, if short and mostly letters; or a default beginning."""
     found = (" ".join(text.split()[:_WORDS]) for text in texts)
     return _choose(filter(_has_letters, found), _LONG) or _BEGINNING
 
 
 def find_question(data: DataConfig) -> tuple[str, list[str]]:
-    """Returns a question of the training texts, without its answer, and the first texts.
+    """Returns a short question of the first training texts, without its answer, and these texts.
 
     A question is the field that `data.prompt` names, or the part of a text up to a label that all
     texts contain, such as "Answer:".
@@ -118,7 +118,7 @@ def find_question(data: DataConfig) -> tuple[str, list[str]]:
         data: the data of the run.
 
     Returns:
-        The question, "" if those texts have no short one; and those texts.
+        The question, "" if there is none; and the texts.
     """
     prompts = getattr(data, "prompt", "")
     texts = _read_texts(data, str(prompts or getattr(data, "field", "")))
@@ -127,7 +127,7 @@ def find_question(data: DataConfig) -> tuple[str, list[str]]:
 
 
 def _cut_answers(texts: list[str]) -> list[str]:
-    """Returns each text up to its last label ("Answer:") that all texts have; [] if none is."""
+    """Returns each text up to the last label ("Answer:") that all share; [] if they share none."""
     labels = [
         {match[1]: match.end(2) for match in re.finditer(r"\s(\S+:)(?=\s+\S)(\n?)", text)}
         for text in texts
@@ -153,9 +153,9 @@ def _read_texts(data: DataConfig, field: str) -> list[str]:
 
 
 def _choose(found: Iterable[str], most: int) -> str:
-    """Returns the second text that suits a command line, as evaluation may use the first; or ""."""
+    """Returns the second of the short printable texts, or the only one; "" if there is none."""
     able = (one for one in found if len(one) <= most and one.replace("\n", "").isprintable())
-    suited = list(itertools.islice(able, 2))
+    suited = list(itertools.islice(able, 2))  # evaluation may use the first
     return suited[-1] if suited else ""
 
 

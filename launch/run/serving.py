@@ -60,7 +60,7 @@ def restore_served_run(
     Args:
         workdir: folder of the run.
         options: see `finished.load_experiment`.
-        for_texts: the options that need a language model, if any of them is given.
+        for_texts: options that only language models have; None for those that are not given.
 
     Raises:
         UserError: there is no such run, or the meaning of its tokens is unknown.

@@ -121,7 +121,7 @@ def load_experiment(options: Options) -> Experiment:
 
 @contextlib.contextmanager
 def explained_interruption(workdir: str) -> Iterator[None]:
-    """Adds a note to a Ctrl-C that ends the block: from which step the same command resumes."""
+    """Adds a note to a Ctrl-C in the `with` block: from which step the same command resumes."""
     try:
         yield
     except BaseException as error:

@@ -20,7 +20,7 @@ from tftpu.training.trainer import Trainer
 
 _LARGE = 0.25  # share of evaluation in the run's time above which advice is printed
 _SMALL = 0.1  # share of evaluation in the run's time that the advice aims at
-_FEW = 4  # least number of evaluations after the advice, to choose the best checkpoint from
+_FEW = 4  # least number of evaluations that the advice leaves, to choose a checkpoint from
 
 
 def format_summary(
@@ -175,7 +175,7 @@ def _list_speed_rows(
     waited = seconds["input_wait"]
     training = waited + seconds["step"]
     whole = trainer.step * experiment.data.global_batch_size / training if training else rate
-    if waited > training / 2 and whole < rate:  # `whole` counts the first steps, too
+    if waited > training / 2 and whole < rate:  # unlike `rate`, `whole` counts the first steps
         rows.append(
             ("", f"{format_metric(whole)} examples/s with the first steps, which waited for input")
         )

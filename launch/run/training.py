@@ -92,7 +92,7 @@ def train(
         config = OwnFile(workdir, "config.json")
         config.take()  # a damaged config.json is kept under another name
         config.write(text.encode())
-    # Classes are checked when training begins, because the losses of outputs are unknown before.
+    # The outputs' losses, which the check of the classes needs, are known once training begins.
     check = _AtBegin(functools.partial(_check_classes, experiment, trainer))
     history = trainer.fit(
         data,

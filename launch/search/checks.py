@@ -12,7 +12,7 @@ from tftpu.launch.search.space import Dimension, to_overrides
 from tftpu.launch.settings import config_flags, own_code
 
 _BEST = "train.best_metric"
-_DRAWS = 200  # random settings of the other fields that are tried with a given value
+_DRAWS = 200  # number of settings of the other fields that are tried with a value
 
 
 def choose_metric(given: str | None, changes: Sequence[str], experiment: Experiment) -> str:
@@ -38,7 +38,7 @@ def choose_metric(given: str | None, changes: Sequence[str], experiment: Experim
 
 
 def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: Experiment) -> None:
-    """Raises `UserError` for a field that a flag or an override sets, or an invalid value.
+    """Raises `UserError` if a flag or override sets a field of the space, or a value is invalid.
 
     Args:
         space: the space of the search.
@@ -62,7 +62,7 @@ def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: 
 def _check_value(
     space: Sequence[Dimension], field: str, value: str, experiment: Experiment
 ) -> None:
-    """Raises `UserError` for a value that is invalid in each tried combination with others."""
+    """Raises `UserError` if a value is invalid with every tried setting of the other fields."""
     refusal: UserError | None = None
     for values in _iterate_draws(space, field, value):
         changed = copy.deepcopy(dataclasses.replace(experiment, callbacks=()))
@@ -77,7 +77,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields settings with a given value of a field; after the first, the others are random."""
+    """Yields settings with a given value of one field; after the first, other fields are random."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}

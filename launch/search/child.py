@@ -21,7 +21,7 @@ PRELOADED = ("tftpu.launch.run.training", "tftpu.launch.search.child")
 PRUNE = "prune"
 DIVERGED = "diverged"
 HELD = "held"
-_NOTED = 0.5  # seconds in which a signal arrives after it was sent
+_NOTED = 0.5  # seconds to wait for a signal that was already sent
 _PATIENCE = 120.0  # seconds that the process of a killed worker may take to save and end
 
 

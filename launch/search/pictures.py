@@ -53,7 +53,7 @@ def write(
 def draw_figure(
     plan: Plan, study: optuna.Study, space: Sequence[Dimension], importance: dict[str, float]
 ) -> Figure:
-    """Returns the picture of a search with complete trials: its curves, bars and lines."""
+    """Returns the picture of a search with complete trials; see the module for its three parts."""
     trials = study.get_trials(deepcopy=False)
     ranked = rank_complete(plan, trials)
     colours = {t.number: _MAP(1 - i / (len(ranked) - 1)) for i, t in enumerate(ranked)}

@@ -13,7 +13,7 @@ from tftpu.launch.search.trials import OVERRIDES, STOPPED_AT, USD, WHY
 from tftpu.launch.search.worker import format_overrides
 from tftpu.storage import files
 
-FEWEST = 4  # complete trials that a picture needs
+FEWEST = 4  # number of complete trials that a picture needs
 _ROWS = 5  # number of best trials that are shown
 _NAMES = {
     TrialState.COMPLETE: "complete",
@@ -29,7 +29,7 @@ def format_result(
     workdir: str,
     drawn: tuple[str, dict[str, float]] | None,
 ) -> str:
-    """Returns the result of a search: states, the best trials, and the best config as overrides.
+    """Returns the result of a search: how trials ended, the best, and the best config's command.
 
     Args:
         plan: the plan of the search.

@@ -81,7 +81,7 @@ class Trials:
     def claim_next_trial(self, own: set[int]) -> ClaimedTrial | None:
         """Claims an abandoned trial or a new one; returns None if there is none at present.
 
-        It does not wait for other machines, because all threads of this process wait for it.
+        Does not wait for other machines, because the other threads of this process wait for it.
 
         Args:
             own: the numbers of the trials that this process runs; its claims do not exclude other

@@ -22,7 +22,7 @@ from tftpu.storage import files, lines
 from tftpu.storage.owner import LockedError
 
 _POLL_S = 1.0
-_FAILURES = 3  # failures that end a search in which no trial is complete
+_FAILURES = 3  # number of failed trials that end a search without a complete one
 _ELSEWHERE = "another worker has taken it over"
 
 
@@ -127,7 +127,7 @@ class Workers:
         try:
             child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
-            # A signal may have ended the server that forks trials, and soon stops this search.
+            # A signal that will stop this search may have ended the server that forks trials first.
             if self._stopped.wait(_POLL_S):
                 return
             raise

@@ -35,7 +35,7 @@ from tftpu.storage import files, side_files
 
 # Fields of an experiment that may be set by the name of a Keras object.
 _NAMED = ("optimizer", "loss", "metrics", "weighted_metrics")
-# Arguments that, beside decay="constant", give `OptimizerConfig` a Keras optimizer's defaults.
+# Arguments that, with decay="constant", give `OptimizerConfig` a Keras optimizer's defaults.
 _KERAS_DEFAULTS = {
     "adamw": ", weight_decay=0.004",
     "lars": ", learning_rate=1.0",
@@ -79,7 +79,7 @@ def load(name: str, overrides: list[str]) -> Experiment:
         "predicts the memory, time and price of its model."
     )
     if code and not any(word in code.file.read_bytes() for word in (b"get_config", b"import *")):
-        raise missing  # not imported, because it may be a script that trains
+        raise missing  # not imported: without get_config(), it may be a script that trains
     module = _import_module(name, code)
     if not hasattr(module, "get_config"):
         raise missing
@@ -337,7 +337,7 @@ def list_fields(experiment: Experiment) -> dict[str, str]:
 
 
 def _describe_optimizer(name: str) -> str:
-    """Returns advice to replace an optimizer's name by an equal `OptimizerConfig` with fields."""
+    """Returns advice to replace an optimizer's name by an equivalent `OptimizerConfig`."""
     settings = _KERAS_DEFAULTS.get(name.lower(), "")
     but = ", except that it leaves biases and norms without weight decay" * ("weight" in settings)
     return (

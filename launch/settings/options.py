@@ -245,7 +245,7 @@ class DeviceOptions:
     )
 
     def set_cluster(self, cluster: ClusterConfig) -> None:
-        """Sets the devices of a config to these; options that are not given change nothing."""
+        """Sets the devices of a config from these options; those not given change nothing."""
         if self.tpu is not None:
             cluster.tpu = self.tpu
         if self.virtual_devices is not None:

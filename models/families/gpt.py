@@ -142,8 +142,8 @@ class CausalSelfAttention(DenseContainer):
 
     def _project(self, x: Tensor, shape: tuple[Any, ...]) -> list[Tensor]:
         """Returns queries, keys and values, each of `shape`: (batch, time, heads, head_dim)."""
-        # The flash kernel reads (batch, time, width), as one product writes it. Heads cannot shard
-        # the columns of that product, which hold queries, keys and values in turn.
+        # The flash kernel reads (batch, time, width), as one product for all three writes it. Its
+        # columns hold queries, keys and values in turn, so they cannot be sharded by heads.
         if self.implementation == "flash" and not sharding.is_sharded(HEADS):
             return [ops.reshape(part, shape) for part in ops.split(self.qkv(x), 3, axis=-1)]
         # Three products, each written in the layout that attention reads. Splitting one product

@@ -1,4 +1,4 @@
-"""ResNet v1.5: He et al. 2015 (https://arxiv.org/abs/1512.03385), with strides in the 3x3."""
+"""ResNet v1.5: He et al. 2015 (https://arxiv.org/abs/1512.03385), with strides in 3x3 layers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ def _apply_conv_norm(
     relu: bool = True,
     last: bool = False,
 ) -> Any:
-    """Applies a convolution without bias, its norm, and a ReLU unless it ends a residual branch.
+    """Applies a convolution without bias, its norm, and a ReLU unless a `Sum` follows.
 
     Returns:
         A tensor; or, at the end of a branch or shortcut, an input of `Sum`.
@@ -131,7 +131,7 @@ def _make_he_normal() -> Initializer:
 
 
 def _is_pointwise(x: Tensor, filters: int, kernel: int, config: "ResNet") -> bool:
-    """Returns whether `PointwiseConv` is worth its cost."""
+    """Returns whether `PointwiseConv` should be faster than `Conv2D` for this convolution."""
     expands = kernel == 1 and x.shape[-1] <= min(filters // 2, MOST_CHANNELS)
     return expands and isinstance(config.norm_batch, int) and config.norm_batch >= LARGE_GROUP
 

@@ -123,7 +123,7 @@ class LearnedPositions(layers.Layer):
 
 @keras.saving.register_keras_serializable("tftpu")
 class FixedPositions(layers.Layer):
-    """The sum of patches and the sines and cosines of row and column, a quarter width each.
+    """Adds sines and cosines of row and column to patches: four vectors, width / 4 channels each.
 
     Args:
         side: number of rows of patches, and number of patches in a row.

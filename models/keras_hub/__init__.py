@@ -1,1 +1,1 @@
-"""Models of KerasHub as models of a config. Only `config` is imported without Keras."""
+"""Models of KerasHub in an experiment's config. Of these modules, only `config` needs no Keras."""

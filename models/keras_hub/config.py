@@ -1,4 +1,4 @@
-"""A model of KerasHub in a config. Imports no Keras, as `tftpu.models.sizes`."""
+"""A model of KerasHub in a config. Like `tftpu.models.sizes`, this file imports no Keras."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -41,14 +41,14 @@ def save_adapters(
         plain: the same task without adapters, whose weights are overwritten.
         folder: the folder to write, local or `gs://`.
         base: the name of the twin, for `adapter_config.json`; "" if it is unknown.
-        replaced: values by path to use instead of the weights', such as their averages.
+        replaced: values to use instead of the weights, such as their moving averages, by path.
 
     Returns:
         The number of values written.
 
     Raises:
         UserError: KerasHub can neither read such a task from Transformers nor write it for
-            Transformers, weights were trained without adapters, or adapters are still zero.
+            Transformers, weights besides adapters were trained, or adapters are still zero.
     """
     whole = [v.path for v in model.trainable_variables if not v.path.endswith(adapters.ADAPTERS)]
     if whole:
@@ -74,7 +74,7 @@ def save_adapters(
     if not ranks:
         raise UserError(f"The adapters of {model.name!r} add nothing yet: train them first.")
     config = peft.build_config(max(ranks.values()), sorted(ranks), base=base, transposed=transposed)
-    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # scale alpha / rank: 1
+    config |= {"rank_pattern": ranks, "alpha_pattern": ranks}  # alpha / rank, the scale, is 1
     return peft.write(folder, factors, config)
 
 

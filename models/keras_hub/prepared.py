@@ -20,8 +20,8 @@ from tftpu.tensors import Nest
 if TYPE_CHECKING:
     from tftpu.models.keras_hub.config import KerasHub
 
-_LONGEST = 8192  # tokens; texts are usually cut at fewer
-_FEW = 64  # texts whose lengths are checked
+_LONGEST = 8192  # tokens; the length of a text is counted at least up to this
+_FEW = 64  # number of texts whose lengths are checked
 _DTYPES = {"float64": "float32", "int64": "int32"}  # conversions to dtypes that devices use
 
 
@@ -96,7 +96,8 @@ def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
     """Returns the number of tokens of each text of a raw batch before it is cut, (texts,) int.
 
     Start and end tokens are counted. Counts are limited to `_LONGEST`, or to twice the model's
-    length if that is more. The result is empty if the preprocessor returns no padding mask.
+    sequence length if that is more. The result is empty if the preprocessor returns no padding
+    mask.
     """
     longest = max(_LONGEST, 2 * model.sequence_length)
     longer = dataclasses.replace(model, sequence_length=longest)
@@ -107,7 +108,7 @@ def count_tokens(model: "KerasHub", raw: Nest) -> np.ndarray:
 
 
 def _describe_cut(model: "KerasHub", raw: Nest, length: int) -> str:
-    """Returns a line about texts at the start of a raw batch that are cut; "" if none is."""
+    """Returns a warning if some of the first texts of a raw batch are cut; "" if none is."""
     counts = count_tokens(model, tf.nest.map_structure(lambda part: part[:_FEW], raw))
     cut = int((counts > length + 1).sum())  # the token after `length` is a label
     if not cut:
@@ -123,7 +124,7 @@ def describe_longest(model: "KerasHub", longest: int, length: int) -> str:
 
     Args:
         model: the model.
-        longest: the number of tokens of the longest text, uncut, as the model reads it.
+        longest: the number of tokens that the model would read of the longest text without a cut.
         length: the number of tokens at which texts are cut.
     """
     limit, flag = presets.find_limit(model), "set --config.model.sequence_length="
@@ -160,7 +161,7 @@ class _Preparation:
 
     def __init__(self, preprocessor: Any):
         self._preprocessor = preprocessor
-        # Tokens that texts are cut or padded to; None without texts.
+        # Number of tokens to which texts are cut or padded; None without texts.
         self.length: int | None = getattr(preprocessor, "sequence_length", None)
         # Whether texts get an end token, also where they are cut.
         self.ends_texts: bool = getattr(preprocessor, "add_end_token", False)

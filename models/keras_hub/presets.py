@@ -140,7 +140,7 @@ def _separate_words(name: str) -> str:
 
 
 def _list_local_presets(preset: str) -> list[str]:
-    """Returns the paths of the presets in the parent folder of a path."""
+    """Returns the presets in a path's parent folder, to suggest one if the path is mistyped."""
     found = pathlib.Path(preset).parent.glob("*/config.json")
     return [str(path.parent) for path in found]
 

@@ -61,15 +61,15 @@ def _find_reader(kind: type) -> Any:
 
 
 class _MissingTensorError(Exception):
-    """A reader needs the content of a tensor, whose name is the argument."""
+    """A reader needs the content of a tensor; `args` holds the tensor's name."""
 
 
 class _Recorder:
     """A loader without tensors, which records the tensors that a reader requests.
 
     Attributes:
-        read: the name of the tensor for each kernel, and the function that rearranges it: by the
-            kernel's id, and by its path, which several kernels may share.
+        read: for each kernel, the name of its tensor and the function that rearranges the tensor.
+            The keys are the kernel's id and its path, which several kernels may share.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class _Recorder:
 
 
 def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
-    """Returns a reader's requests, up to the first tensor (of experts) whose content it needs."""
+    """Runs a reader until it needs the content of a tensor; returns `_Recorder.read`, or {}."""
     backbone, recorder = task.backbone, _Recorder()
     kind = reader.__name__.rpartition(".convert_")[2]
     if getattr(backbone, "vision_encoder", task) is None:
@@ -110,7 +110,7 @@ def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
 
 
 def _locate(read: dict[int | str, _Read], kernel: Any) -> _Read:
-    """Returns a kernel's tensor name and function; derives missing ones from those of block 0."""
+    """Returns the entry of `read` for a kernel; a missing one is derived from that of block 0."""
     name, move = read.get(id(kernel), ("", None))
     for number in re.finditer(r"\d+", "" if name else kernel.path):
         first = f"{kernel.path[: number.start()]}0{kernel.path[number.end() :]}"
@@ -128,7 +128,7 @@ def _locate(read: dict[int | str, _Read], kernel: Any) -> _Read:
 
 
 def _arrange(layer: Any, kernel: np.ndarray, move: Any) -> np.ndarray:
-    """Returns the matrix, (out, in), that `move` would rearrange to a layer's kernel."""
+    """Returns the matrix, (out, in), from which `move` would make the kernel of a layer."""
     inputs = kernel.shape[:1]
     if isinstance(layer, keras.layers.EinsumDense):
         labels, output = layer.equation.split(",")[1].split("->")
@@ -147,7 +147,7 @@ def _arrange(layer: Any, kernel: np.ndarray, move: Any) -> np.ndarray:
 
 
 def _move(places: np.ndarray, move: Any, shape: list[int]) -> np.ndarray:
-    """Rearranges indices by `move`, one digit of base 1024 at a time: float16 represents those."""
+    """Rearranges indices with `move`, a base-1024 digit at a time: float16 holds digits exactly."""
     moved = np.zeros(shape, np.int64)
     for unit in (1, _BASE, _BASE**2):
         moved = moved + np.asarray(move(places // unit % _BASE, shape)).astype(np.int64) * unit

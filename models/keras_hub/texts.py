@@ -17,10 +17,10 @@ class TaskTokenizer:
     """The vocabulary of a task, with the special tokens that its preprocessor adds.
 
     Args:
-        config: the task.
+        config: the config of the task.
 
     Raises:
-        UserError: the task writes no texts, or its preset has no tokenizer.
+        UserError: the task does not generate texts, or its preset has no tokenizer.
     """
 
     def __init__(self, config: KerasHub):

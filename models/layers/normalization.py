@@ -101,7 +101,7 @@ class GhostBatchNormalization(keras.layers.Layer):
         return mean, ops.maximum(ops.mean(ops.square(x), axis=axes) - ops.square(mean), 0.0)
 
     def _update(self, mean: Tensor, variance: Tensor) -> None:
-        """Updates the moving statistics by the mean over groups of (groups, channels), float32."""
+        """Updates the moving statistics with the average of those of groups, (groups, channels)."""
         for moving, seen in ((self.moving_mean, mean), (self.moving_variance, variance)):
             seen = ops.mean(seen, axis=0)
             moving.assign(moving * self.momentum + seen * (1.0 - self.momentum))

@@ -33,8 +33,8 @@ class PointwiseConv(Conv2D):
     """A 1x1 convolution without bias that returns its output and its factors.
 
     A `PointwiseNormalization` after it computes statistics, gradients and its output from the
-    factors. This costs about channels / filters of the convolution, and so saves time if there are
-    at least twice as many filters as channels.
+    factors. This takes about channels / filters times the operations of the convolution, and so
+    saves time if there are at least twice as many filters as channels.
 
     Returns:
         product, x, kernel: as for `Product`, in the compute dtype. With strides, x is the part of

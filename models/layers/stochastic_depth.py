@@ -51,8 +51,8 @@ class ExampleSeed(keras.random.SeedGenerator):
 
     Its state is five integers: seed, number of calls so far, position of the first local example in
     the global batch, number of local examples that are consecutive there, and distance from the
-    start of these to the start of the next ones. The engine finds it by the variable's name and
-    sets it, so that an example gets the same number on any device.
+    start of these to the start of the next ones. The engine finds the state by the variable's
+    name and sets it, so that an example gets the same number on any device.
 
     Args:
         seed: the seed of the random numbers; None picks one at random.

@@ -1,4 +1,4 @@
-"""Writes and reads the weights that training with adapters changes: adapters, and some others.
+"""Writes and reads adapters and the weights that are trained with them, such as a classifier's.
 
 The arrays of the file are numbered and named by the paths of their variables:
 "00003 transformer_layer_0/self_attention/query/lora_kernel_a".
@@ -49,7 +49,7 @@ def load_adapters(model: keras.Model, path: str) -> None:
 
     Args:
         model: built and adapted like the model that was saved: the same preset, the same call of
-            `enable_lora`. Automatic names of layers may have other numbers.
+            `enable_lora`. The numbers in automatic names, such as "dense_1", may differ.
         path: the path of the file, local or `gs://`.
 
     Raises:

@@ -19,15 +19,15 @@ _INFLATION = 100
 _DEFLATE = 1032  # the most bytes that one compressed byte can become
 
 
-# The first bytes of a file; and for each version of the header, the offset of the byte with the
-# width of an address, which is followed by the byte with the width of a length.
+# The first bytes of a file. By version of the header: the offset of two bytes that hold the number
+# of bytes of an address, and of a length.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
 _HEAP = b"GCOL"  # begins a global heap, which holds texts
 
 
 def check_heaps(data: bytes | mmap.mmap) -> None:
-    """Raises `ValueError` for a file on which the HDF5 library would hang.
+    """Raises `ValueError` if the HDF5 library would hang, or if the header is damaged.
 
     The library walks through the objects of a global heap by their sizes, and never ends if one
     has the size 0 (HDF5 File Format Specification 3.0, III.E).
@@ -72,7 +72,7 @@ class Hdf5File:
         """Returns the arrays, by the name of their layer and their index in it: "conv1/0".
 
         Raises:
-            ValueError: an array or group is in another place, or an array is too large or invalid.
+            ValueError: an array or group is a link elsewhere, or an array is too large or invalid.
             KeyError: a group that the file names does not exist.
         """
         file = self._file

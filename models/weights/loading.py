@@ -222,7 +222,7 @@ def _compute_shape(entry: Entry, arrays: list[StoredArray]) -> tuple[int, ...] |
 def _choose_layout(
     config: ModelConfig, model: keras.Model, path: str, arrays: dict[str, StoredArray]
 ) -> "_FileLayout":
-    """Returns the layout of a file.
+    """Returns the layout of a file, from the names of its arrays and the ending of its path.
 
     Raises:
         UserError: the file's library has no such model, or the config beside the weights describes

@@ -35,8 +35,8 @@ def save_adapters(
     Args:
         model: the model of the zoo, with adapters.
         folder: the folder to write, local or `gs://`.
-        base: the name of the base model in Transformers, for `adapter_config.json`; or "".
-        replaced: values by path to use instead of the weights', such as their averages.
+        base: the name of the base model in Transformers, for `adapter_config.json`; "" if unknown.
+        replaced: values to use instead of the weights, such as their moving averages, by path.
 
     Returns:
         The number of values written.
@@ -82,7 +82,7 @@ def write(folder: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any
 
     Args:
         folder: the folder to write, local or `gs://`.
-        arrays: adapters by PEFT's names, without their prefix.
+        arrays: adapters by PEFT's names without the prefix "base_model.model.".
         about: the content of `adapter_config.json`.
     """
     named = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
@@ -95,7 +95,7 @@ def write(folder: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any
 def _convert_layer(
     layer: Any, by_path: Mapping[str, Entry], values: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the adapters of a layer by PEFT's names, without their prefix."""
+    """Returns the adapters of a layer by PEFT's names without "base_model.model."."""
     first, second = (values[f"{layer.path}/{name}"] for name in adapters.ADAPTERS)
     if first.ndim != 2:
         raise UserError(

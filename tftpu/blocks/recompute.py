@@ -58,7 +58,7 @@ def run_recomputed(
 
 
 def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
-    """Returns, for Keras's backend, the function that makes the backward pass recompute another."""
+    """Returns the backend's function that calls another, and recomputes it in the backward pass."""
     backend = keras.config.backend()
     if backend == "tensorflow":
         from tftpu.kernels.tensorflow_checkpoint import checkpoint

@@ -31,8 +31,8 @@ class RunsBlocks(Protocol):
     """A layer with settings for how its own blocks run, as in the models of `tftpu.models`.
 
     Attributes:
-        remat: what the backward pass recomputes.
-        scan: whether the blocks run as a loop.
+        remat: what the backward pass recomputes, as for `BlockModel`.
+        scan: whether the blocks run as a loop: "auto", "none" or "block".
     """
 
     remat: str

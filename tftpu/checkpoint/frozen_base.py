@@ -122,7 +122,7 @@ class Base:
 
 
 def _sum(leaf: Leaf, parts: Sequence[Region]) -> int:
-    """Returns a variable's term of the digest: the weighted sum of its elements in regions."""
+    """Returns a variable's term of the digest: the weighted sum of its elements in the regions."""
     total = np.uint64(0)
     for region in parts:
         bits = _view_bits(np.asarray(leaf.read(region)))

@@ -32,7 +32,7 @@ class Copied(NamedTuple):
 
 
 class HostCopy:
-    """A reusable copy in host memory: allocating pages takes longer than copying."""
+    """Host memory that each checkpoint reuses: allocating pages takes longer than copying."""
 
     def __init__(self) -> None:
         self._arrays: dict[_Key, np.ndarray] = {}

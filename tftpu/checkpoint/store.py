@@ -138,7 +138,7 @@ class Checkpoints:
         )
 
         def prepare() -> None:
-            # So that the save replaces no file that another owner of the workdir writes meanwhile.
+            # From here on, no file that another owner of the workdir writes is replaced.
             for file in (marker, self._best):
                 file.see()
             locks.check_lock(self.workdir)
@@ -280,7 +280,7 @@ class Checkpoints:
             f"The checkpoint of step {step} in {self.folder} is missing or incomplete{hint}."
         )
 
-    # In the writer's thread
+    # The methods below run in the writer's thread.
 
     def _write(
         self,
@@ -347,6 +347,6 @@ def _step(record: dict[str, Any] | None) -> int | None:
 
 
 def _to_plain(value: Any) -> Any:
-    """Converts arrays and scalars, which callbacks may log and JSON cannot represent."""
+    """Converts a value for JSON: an array or NumPy scalar to lists or a number, objects to text."""
     array = np.asarray(value)
     return repr(value) if array.dtype == object else array.tolist()

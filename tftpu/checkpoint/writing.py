@@ -140,7 +140,7 @@ class Writing:
 
     @contextlib.contextmanager
     def _announcing(self, exchange: Exchange, moment: str) -> Iterator[None]:
-        """Announces a failure in the block to the other processes, so that they do not wait."""
+        """Announces a failure in the `with` block to the other processes, so they do not wait."""
         try:
             yield
         except BaseException as error:

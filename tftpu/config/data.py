@@ -60,8 +60,9 @@ class DataConfig:
         data_dir: folder of the prepared data; None is the cache folder.
         per_token: whether labels are tokens rather than one class for each example, which decides
             the metrics of an experiment that names no loss. A class variable.
-        address_kinds: the kinds of addresses, such as "images", that `prediction` accepts besides
-            "evaluation" and "training"; () if they are not known. A class variable.
+        address_kinds: prefixes of the addresses, such as "images" of "images:FOLDER", that
+            `prediction` accepts besides "evaluation" and "training"; () if they are not known. A
+            class variable.
 
     Example:
 

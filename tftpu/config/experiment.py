@@ -31,7 +31,7 @@ ENGINES = ("auto", "tensorflow", "jax")
 
 
 def check_optimizer(field: str, name: str) -> None:
-    """Raises `UserError` unless a name in lower case is one of `OPTIMIZERS`."""
+    """Raises `UserError` unless `name`, given in lower case, is one of `OPTIMIZERS`."""
     if name == "nadam":
         raise UserError(
             f"{field} is 'nadam'. Its step also updates a value that all variables share, so it "

@@ -16,7 +16,7 @@ ON_NAN = ("stop", "rollback")
 PRECISIONS = ("auto", "float32", "mixed_bfloat16", "mixed_float16")
 SCANS = ("none", "block")
 WRITERS = ("mlflow", "wandb", "hypertune")
-LONGEST = 1e7  # most seconds of a watchdog, about four months
+LONGEST = 1e7  # maximum of `watchdog_seconds`, about four months
 
 
 @dataclasses.dataclass(kw_only=True)  # the order of fields matters only for the reference pages

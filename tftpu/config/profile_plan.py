@@ -1,4 +1,4 @@
-"""Parses `train.profile`, the option with the steps that a run profiles."""
+"""Parses `train.profile`, the option that says which steps a run profiles."""
 
 import re
 from typing import NamedTuple

@@ -100,7 +100,7 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
 
     Args:
         value: plain data.
-        kind: declared type of the value's field; a list becomes a tuple if it is undeclared.
+        kind: declared type of the value; a list becomes a tuple unless the type allows a list.
         own: as for `from_json`.
     """
     if isinstance(value, dict) and "class" in value:
@@ -228,7 +228,7 @@ def _check_compiled(value: Any, name: str) -> None:
 
 
 def _iterate_leaves(value: Any) -> Iterator[Any]:
-    """Yields the values in nested lists and dicts, except None; keeps descriptions whole."""
+    """Yields the values in nested lists and dicts, except None; keeps Keras descriptions whole."""
     if isinstance(value, list | tuple) or (isinstance(value, dict) and "class_name" not in value):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _iterate_leaves(part)

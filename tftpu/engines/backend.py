@@ -30,7 +30,7 @@ class OtherBackend(UserError):  # noqa: N818 (the name says what was found)
 
 
 def prefer_tensorflow() -> None:
-    """Selects TensorFlow for Keras, which reads its backend once, unless the user chose another."""
+    """Selects TensorFlow as the backend of Keras, before its import, unless the user chose one."""
     if not os.environ.get("KERAS_BACKEND"):
         os.environ["KERAS_BACKEND"] = "tensorflow"
 

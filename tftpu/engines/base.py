@@ -31,7 +31,7 @@ class BaseEngine:
     data_shards: int
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
-        """Returns the length of one pass over a data set; this may read all of it."""
+        """Returns the length of one pass over data, perhaps by reading all; None: no known end."""
         if isinstance(dataset, SlicedArrays):
             return Epoch(dataset.steps, count_examples(dataset.symbols))
         if isinstance(dataset, Stream) or (endless and conversion.is_endless(dataset)):
@@ -44,8 +44,8 @@ class BaseEngine:
         microbatches: int = 1,
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
-        """Returns the spec of one shard of the global batches that `batches` yields."""
-        if isinstance(dataset, Stream):  # each batch size has its own program
+        """Returns the spec of one shard of each complete global batch of training."""
+        if isinstance(dataset, Stream):  # the first batch's spec: each size has its own program
             spec = dataset.spec
             return self.last_spec(spec, count_examples(spec), microbatches)
         spec = conversion.build_training(dataset, 0, class_weight).element_spec
@@ -80,7 +80,7 @@ class BaseEngine:
         epoch: Epoch | None = None,
         gate: Gate | None = None,
     ) -> Iterator[Any]:
-        """Returns an endless iterator over whole batches."""
+        """Returns an endless iterator over undivided batches, for a model's own steps."""
         return self._iterate(conversion.build_whole(dataset, position, epoch, class_weight, gate))
 
     def _iterate(self, batches: Any) -> Iterator[Any]:
@@ -284,7 +284,7 @@ class BaseTrainLoop:
         return self.step.model_flops
 
     def compiled(self, batches: Iterator[Any]) -> bool:
-        """Returns whether the device loop is compiled."""
+        """Returns whether the device loop is compiled, which does not depend on the batches."""
         return self._compiled
 
     def diverged(self, sums: np.ndarray) -> bool:

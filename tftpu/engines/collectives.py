@@ -13,7 +13,7 @@ _GATHERED: contextvars.ContextVar[list[Tensor]] = contextvars.ContextVar("gather
 
 @contextlib.contextmanager
 def gathering() -> Iterator[list[Tensor]]:
-    """Yields a list that collects the tensors this thread gives to `all_gather` in the block."""
+    """Yields a list that collects what this thread passes to `all_gather` in the `with` block."""
     seen: list[Tensor] = []
     token = _GATHERED.set(seen)
     try:

@@ -26,8 +26,8 @@ def compile_function(
         function: a function that returns a nest of arrays. Its positional arguments are nests of
             arrays, and whole numbers; each new number compiles it again.
         replaces_state: whether the first argument is a state, and the function returns the next
-            state and other results. The next one may take the memory of the state, which must not
-            be used again.
+            state and other results. The next state may reuse the memory of the one passed in, which
+            must not be used again.
     """
     if keras.config.backend() == "jax":
         from tftpu.engines.jax import functions

@@ -242,7 +242,7 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 def compile_arguments(model: keras.Model) -> list[str]:
     """Returns the names of the arguments of the last `compile` that are not None."""
-    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be stale
+    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be an older one
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
@@ -336,7 +336,7 @@ def to_jax(batch: Nest) -> Nest:
 
 
 def list_results(model: keras.Model, results: dict[str, float]) -> list[float] | float:
-    """Returns results in the order of `compile`, as Keras does; a number if there is only one."""
+    """Returns results as a list in Keras's order, or as a number if there is only one."""
     return model._flatten_metrics_in_order(results)
 
 

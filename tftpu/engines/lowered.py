@@ -39,7 +39,7 @@ class StateBytes(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The sum of all parts."""
+        """The bytes of weights, optimizers and averages together."""
         return sum(self)
 
 
@@ -159,8 +159,8 @@ class Lowering(Protocol):
             devices: number of devices of the slice.
             precision: dtype policy under which the model is built.
             options: options of the trainer.
-            objectives: a function that returns a model's objectives; None: it is compiled with its
-                loss. The step is one in which all objectives are due.
+            objectives: a function that returns a model's objectives; None: the model is compiled
+                with a loss. The lowered step trains all objectives.
 
         Raises:
             UserError: the model cannot be trained as it is.

@@ -1,4 +1,4 @@
-"""Counts how often a step computes a product: once forward, and once for each needed gradient."""
+"""Counts how often a step computes a matrix product: forward, and for each needed gradient."""
 
 import enum
 import functools

@@ -69,7 +69,7 @@ class LogsLayout:
 
 
 def count_execution_steps(model: Any) -> int:
-    """Returns a model's `steps_per_execution`, the batches between two calls of batch methods."""
+    """Returns a model's `steps_per_execution`: the number of batches between calls of callbacks."""
     given = model.steps_per_execution
     return given if isinstance(given, int) else 1  # "auto" counts as 1
 

@@ -83,7 +83,7 @@ def find_task(wanted: ClusterConfig) -> Task:
     """Returns the index of this process and the number of processes, without connecting them.
 
     Args:
-        wanted: the cluster; call `choose_backend` for it first.
+        wanted: the settings of the cluster; call `choose_backend` with them first.
 
     Raises:
         UserError: TF_CONFIG cannot be used.

@@ -18,7 +18,7 @@ from tftpu.tensors import Nest, ops
 
 _CALL_S = 0.1  # target duration of a call in seconds; no text can join during a call
 _SHORT = 4  # tokens per call while prompts wait, so that they are read soon
-_SPARE = 16  # calls in a row with unused room, after which the state shrinks
+_SPARE = 16  # calls in a row with unused room, after which the batch shrinks
 
 
 class Part(NamedTuple):
@@ -61,12 +61,12 @@ class Writing:
     """A text that is being written.
 
     Args:
-        row: the text.
+        row: the prompt, and how to continue it.
         stops: tokens after which it ends.
 
     Attributes:
-        row: the text.
-        window: the tokens that the model sees: the prompt, and the written tokens.
+        row: the argument.
+        window: the tokens that the model sees: the prompt and the written tokens, or the newest.
         uniform: (length,), float32, the random numbers in [0, 1) that choose its tokens. They
             depend only on `row.seed` and `row.place`.
         done: the number of written tokens.
@@ -108,7 +108,7 @@ class _Reading:
 
     def __init__(self, key: Any, text: Writing, context: int):
         self.key, self.text = key, text
-        if len(text.window) >= context:  # half a context stays, which leaves room for more
+        if len(text.window) >= context:  # leaves half a context for new tokens
             text.window = text.window[-(context // 2) :]
         self.state: Nest = None
         self.read = 0
@@ -154,7 +154,7 @@ class RunningBatch:
         self._free_if_empty()
 
     def advance(self) -> Iterator[list[Part]]:
-        """Reads prompts, one chunk of tokens in all, and writes some tokens of all rows."""
+        """Reads about one chunk of prompt tokens, and writes some tokens of all rows."""
         budget = self._programs.decoding.chunk
         while self._readings and budget > 0:
             size, part = self._read_chunk(self._readings[0])
@@ -174,7 +174,7 @@ class RunningBatch:
         self._readings.append(_Reading(key, text, self._context))
 
     def _read_chunk(self, reading: _Reading) -> tuple[int, Part | None]:
-        """Reads a chunk; returns its length and, after the whole prompt, the first new token."""
+        """Reads a chunk; returns its padded length, and after the last one the first new token."""
         text, start = reading.text, reading.read
         size = self._programs.find_prompt_size(len(text.window), self._tokens)
         if start == 0 and not self._programs.has_compiled(size):
@@ -302,7 +302,7 @@ class RunningBatch:
 
 
 def _gather_rows(texts: Sequence[Writing | None]) -> dict[str, Any]:
-    """Returns the argument `rows` of `Loop.write`; rows without a text are greedy."""
+    """Returns the argument `rows` of `Loop.write`; rows without a text choose greedily."""
     return {
         "token": np.array([text.window[-1] if text else 0 for text in texts], np.int32),
         "position": np.array([len(text.window) - 1 if text else 0 for text in texts], np.int32),
@@ -321,6 +321,6 @@ def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
 
 
 def _fit(x: Any, slots: int) -> Any:
-    """Pads or truncates an array (1, slots, ...) to other slots; removes only empty ones."""
+    """Pads or truncates an array (1, any, ...) to (1, slots, ...); removes only empty slots."""
     missing = max(0, slots - x.shape[1])
     return ops.pad(x[:, :slots], ((0, 0), (0, missing), *[(0, 0)] * (len(x.shape) - 2)))

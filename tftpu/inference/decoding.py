@@ -171,7 +171,7 @@ class Recomputed:
     def read_more(
         self, state: Nest, tokens: Tensor, start: Tensor, lengths: Tensor
     ) -> tuple[Nest, Tensor]:
-        """Raises NotImplementedError: the first chunk always holds the whole prompt."""
+        """Raises `NotImplementedError`: unused, because `read` takes whole prompts."""
         raise NotImplementedError
 
     def step(

@@ -82,7 +82,7 @@ class Loop:
             state: the state of the rows.
             rows: "token", (batch,) int32, the token of each row to read next; "position", its
                 position, as for `Decoding.step`; and "rules", the rules of the rows.
-            slot: () int32, the ring slot of these tokens.
+            slot: () int32, the ring slot for `rows["token"]`; later tokens get the slots after it.
             uniform: (batch, most), float32, random numbers in [0, 1) that choose the tokens.
             count: () int32, the number of tokens to write, up to `most`.
 

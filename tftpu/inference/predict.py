@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 
 RECORDS_PER_SHARD = 4096
 _NAMED = 20  # most damaged files that a message names
-_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}  # other formats keep NaN
+# How a format holds values that are not finite, for messages; other formats keep NaN and infinity.
+_NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}
 _WAITING = 2  # shards in memory that may wait to be written
 
 
@@ -260,7 +261,7 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     found.pop("crc32c", None)
     different = [name for name in {**plan, **found} if plan.get(name) != found.get(name)]
     # An equal plan without a checksum, as earlier versions wrote it, is replaced. So is a different
-    # one before the first shard, unless other machines, which have separate locks, may use it.
+    # one if no shard is written, unless other machines, which have separate locks, may use it.
     alone = plan["machines"] == found.get("machines") == 1
     if not different or (alone and not plans.has_predictions(job.output)):
         files.write_whole(path, sums.seal(plan))

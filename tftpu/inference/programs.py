@@ -14,13 +14,13 @@ from tftpu.inference.loop import EVERY, Loop
 from tftpu.inference.sampling import Sampling, choose, gather_rules
 from tftpu.tensors import Nest, Tensor, ops
 
-_USUAL = 512  # tokens of a prompt, and of a text, up to which programs are compiled ahead
+_USUAL = 512  # programs for prompts and texts of up to this many tokens are compiled ahead
 _PROMPT = 64  # the length that the shortest prompts are padded to
 _WASTE = 2  # how many times larger than the wanted size a compiled one may be
 
 
 class Size(NamedTuple):
-    """A size of texts that are written together.
+    """The size of a batch of texts.
 
     Attributes:
         rows: the number of texts.

@@ -52,7 +52,7 @@ def choose(logits: Tensor, uniform: Tensor, rules: Nest, tokens: int = 0) -> Ten
     """Returns a token for each row, chosen by the rule of the row.
 
     One program serves all rules. A way to choose runs only if a row needs it: sorting the whole
-    vocabulary of a large model can take longer than its step.
+    vocabulary of a large model can take longer than the model's pass over a token.
 
     Args:
         logits: (batch, vocabulary), float32.

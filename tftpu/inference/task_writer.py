@@ -37,8 +37,8 @@ class TaskDecoding:
 
     Args:
         task: a causal language model of KerasHub.
-        context: the most tokens that a row may have; None: as many as the model has positions for,
-            or 1,024.
+        context: the most tokens that a row may have; None: the model's maximum, or 1,024 if
+            it has none.
 
     Raises:
         UserError: the task does not continue texts, or has fewer positions than `context`.
@@ -68,7 +68,7 @@ class TaskDecoding:
             tokens: (batch, slots), int32, the prompts, padded at their end.
             lengths: (batch,), int32, the length of each prompt.
             use: a function of the pass and its cache, called by the task's sampler, because some
-                passes read variables that their `generate_step` changes later. The pass maps
+                passes read variables that `generate_step` changes later. The pass maps
                 tokens, a cache and the slot to write to logits, hidden states and the next cache.
         """
         found: list[Nest] = []
@@ -96,7 +96,7 @@ class _TaskLoop:
         """Reads prompts, (batch, slots), and returns the state of the loop."""
         cache = self._decoding.run(tokens, lengths, lambda _, cache: cache)
         state = {"tokens": tokens, "cache": cache, "rules": rules, "ended": ended}
-        end = ops.full(tokens.shape[:1], tokens.shape[1], "int32")  # see `move_end`
+        end = ops.full(tokens.shape[:1], tokens.shape[1], "int32")  # finite so far (`move_end`)
         return {**state, "slot": ops.min(lengths), "end": end}
 
     def write(self, state: Nest, lengths: Tensor, uniform: Tensor, count: int) -> Nest:

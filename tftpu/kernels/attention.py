@@ -70,7 +70,7 @@ def attention(
     if static and _chooses_kernel(implementation, shape[1], head_dim, causal):
         from tftpu.kernels import functions
 
-        is_taken = implementation == "flash"  # then unsupported shapes raise an error
+        is_taken = implementation == "flash"  # then `flash_attention` rejects unsupported shapes
         if is_taken or functions.find_refusal(query, key, causal, mask, soft_cap) is None:
             return functions.flash_attention(
                 query, key, value, causal, segment_ids, mask, soft_cap, sinks

@@ -3,7 +3,7 @@
 Most layers call `keras.ops.dot_product_attention`, which chooses a kernel for this machine's
 devices. Its TPU kernel applies the first mask of a batch to all examples, and its other
 implementations drop a soft cap. Here the program's target decides, and every mask is applied.
-KerasHub's attention with sinks is a method of its layer.
+KerasHub computes attention with sinks in a method of a layer, which is replaced separately.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from tftpu.tensors import Tensor, ops
 
 @contextlib.contextmanager
 def attending_by_kernel() -> Iterator[None]:
-    """Makes Keras and KerasHub compute attention with the kernel within the block, on JAX.
+    """Makes Keras and KerasHub compute attention with the module `flash` within the block, on JAX.
 
-    Models that call `jax.devices()` get the devices of the target.
+    `jax.devices()` then lists one TPU, for models that choose their attention by it.
     """
     if sharding.get_platform() != "tpu":
         yield

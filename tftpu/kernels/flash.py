@@ -6,7 +6,7 @@ denominators. Blocks of keys that come after all queries of a block are skipped,
 that a mask hides from all of them.
 
 Layout: (batch, time, heads x head_dim), as the projections write it, split into columns of 128, the
-lanes of a TPU. With head_dim 64 two heads share a column; a product sets the other head to
+lanes of a TPU. With head_dim 64 two heads share a column; a product for one sets the other to
 zero in one factor, which is free, because the matrix unit works on 128 lanes anyway. Scores are
 transposed, (keys, queries), so that the maxima and sums of queries lie along the lanes. Consecutive
 columns of queries may share a column of keys (Ainslie et al. 2023,
@@ -27,8 +27,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 LANES = 128
 BLOCK = 256  # queries processed at a time, and keys processed at a time
-LONGEST = 8192  # longest sequence in tokens: all keys and values of a column are in VMEM
-# Largest time x head_dim for which shared keys in float32 fit into 16 MiB of VMEM.
+LONGEST = 8192  # longest sequence, in tokens: a column's keys and values must all fit into VMEM
+# Largest time x head_dim for which float32 keys that heads share fit into 16 MiB of VMEM.
 SHARED_FLOAT32 = 2048 * 128
 HIDDEN = -1e9
 VMEM = 64 * 2**20  # bytes of VMEM that the kernels may use
@@ -137,7 +137,7 @@ def backward(
     heads, columns, shared = lanes // head_dim, key.shape[2] // lanes, width // key.shape[2]
     limits = Limits(segments is not None, mask is not None)
 
-    def done(b, c, member, i):  # the last of the heads that share keys completes their block
+    def done(b, c, member, i):  # gradients of keys are complete with the last head that shares them
         return (b, jnp.where(member == shared - 1, i, 0), c)
 
     row = pl.BlockSpec((1, BLOCK, lanes), lambda b, c, member, i: (b, i, c))
@@ -337,7 +337,7 @@ def _compute_shifts(
 
 
 def build_product(dtype: Any) -> Callable[..., jax.Array]:
-    """Returns a matrix product of float32 arrays over one axis of each, as precise as `dtype`."""
+    """Returns a product of float32 matrices over a given axis of each, as precise as `dtype`."""
     # One pass of the matrix unit rounds to bfloat16. float32 takes several passes.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
@@ -374,7 +374,7 @@ class Limits(NamedTuple):
     masked: bool
 
     def build_specs(self, queries: int, keys: int) -> list[pl.BlockSpec]:
-        """Returns Pallas's specs of the arrays from `_list_limits`.
+        """Returns the block specs of the arrays from `_list_limits`, for `pl.pallas_call`.
 
         Args:
             queries: number of queries that the kernel reads at a time: a block or all.
@@ -404,7 +404,7 @@ class Limits(NamedTuple):
         return specs
 
     def split(self, refs: Sequence[Any]) -> tuple["Seen", Sequence[Any]]:
-        """Splits references of a kernel into its limits and the references to other arrays."""
+        """Splits a kernel's references into those to `_list_limits`' arrays and the others."""
         segments, rest = (refs[:2], refs[2:]) if self.segmented else (None, refs)
         mask, rest = (rest[:2], rest[2:]) if self.masked else (None, rest)
         return Seen(segments, mask), rest
@@ -468,11 +468,11 @@ def _estimate_cost(
     queries: int,
     keys: int,
 ) -> pl.CostEstimate:
-    """Returns the cost of a kernel, which computes whole blocks and all lanes.
+    """Returns a kernel's cost estimate, which counts whole blocks and all lanes.
 
     Args:
         query: see `forward`; the same for key, head_dim and causal.
-        products: number of products over all scores.
+        products: number of matrix products for each head and block of scores.
         queries: number of arrays of query's shape that are read or written.
         keys: number of arrays of key's shape that are read or written.
     """

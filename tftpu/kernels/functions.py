@@ -132,7 +132,7 @@ def find_refusal(
 
 
 def _count_chunks(causal: bool) -> int:
-    """Returns the number of chunks of time: two for each device that shares it, otherwise one."""
+    """Returns how many chunks the time axis has: two per device that shares it, otherwise one."""
     ring = sharding.get_ring() if causal else None
     return 1 if ring is None else 2 * ring.size
 
@@ -157,7 +157,7 @@ def is_cheaper(time: int | None, head_dim: int, causal: bool) -> bool:
     Args:
         time: tokens of an example; None if they are not known.
         head_dim: channels of a head.
-        causal: whether attention is causal; then devices may share the time.
+        causal: whether attention is causal; only then may the time axis be sharded.
     """
     longest = LONGEST * _count_chunks(causal)
     return isinstance(time, int) and SHORTEST <= time <= longest and head_dim in HEAD_DIMS
@@ -166,9 +166,9 @@ def is_cheaper(time: int | None, head_dim: int, causal: bool) -> bool:
 def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
     """Returns how often each key head must be repeated for the query heads that share it.
 
-    The kernel supports shared key heads only if a head fills a column of lanes. In float32 and over
-    a long time, they would need more memory than a core of older TPUs has. If heads are sharded,
-    each device needs at least one key head.
+    The kernel supports shared key heads only if a head fills a column of lanes. Those of long
+    float32 sequences need more memory than a core of older TPUs has. If heads are sharded, each
+    device needs at least one key head.
 
     Args:
         query: (batch, time, heads, head_dim).
@@ -315,7 +315,7 @@ def _build_mask(mask: Tensor, padding: int, block: int) -> list[Tensor]:
 
     Args:
         mask: (batch, time, key time), bool.
-        padding: positions to append to both times.
+        padding: number of positions to append to both time axes.
         block: number of positions in a block of the kernel.
     """
     mask = ops.pad(ops.cast(mask, "int8"), ((0, 0), (0, padding), (0, padding)))

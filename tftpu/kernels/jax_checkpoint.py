@@ -30,9 +30,9 @@ def forget_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
 def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
     """Returns whether the backward pass keeps a result; it keeps all but gathered weights.
 
-    JAX 0.10's `save_anything_except_these_names` keeps everything. The sharding constraint, which
-    gathers a weight, is also repeated; otherwise its result would be kept instead of the named one.
-    The same holds for reshapes, casts and similar, whose results might be weights.
+    JAX 0.10's `save_anything_except_these_names` would keep these as well. A gathered weight is the
+    result of a sharding constraint, which an op then names. Both are recomputed; otherwise the
+    constraint's result would be kept. The same holds for reshapes, casts and the like.
     """
     named = primitive.name == "name" and fields["name"] == GATHERED
     return not named and primitive.name not in _FORMS

@@ -57,7 +57,7 @@ def forward(
         query: see `flash.forward`, but with this device's tokens only, a multiple of twice
             `flash.BLOCK`. The same for key, value and segments.
         head_dim, interpret: see `flash.forward`.
-        ring: the devices that share the time.
+        ring: the devices that share the time axis.
 
     Returns:
         output: see `flash.forward`.
@@ -205,7 +205,7 @@ def _exchange_halves(arrays: tuple[jax.Array, ...], ring: Ring) -> list[Chunks]:
 
     Args:
         arrays: (batch, time, ...), with this device's consecutive tokens.
-        ring: the devices that share the time.
+        ring: the devices that share the time axis.
     """
     found = []
     for array in arrays:
@@ -227,20 +227,20 @@ def _restore_order(chunks: Chunks, ring: Ring) -> jax.Array:
 
 
 def _list_destinations(ring: Ring, number: int) -> list[tuple[int, int]]:
-    """Returns pairs (sender, receiver) for each device's first half (0) or second half (1)."""
+    """Returns (sender, receiver) for the first (0) or second (1) half of each device's tokens."""
     chunks = [(device, 2 * device + number) for device in range(ring.size)]
     last = 2 * ring.size - 1
     return [(device, min(chunk, last - chunk)) for device, chunk in chunks]
 
 
 def _as_even(first: jax.Array, second: jax.Array, ring: Ring) -> Chunks:
-    """Returns two arrays, swapped on devices with an odd index."""
+    """Swaps two arrays on odd devices: (even, odd) chunks become (early, late), or the reverse."""
     even = jax.lax.axis_index(ring.axis) % 2 == 0
     return jnp.where(even, first, second), jnp.where(even, second, first)
 
 
 def _is_earlier(number: Any, ring: Ring) -> Any:
-    """Returns whether the keys of a round came from a device earlier in the ring."""
+    """Returns whether the keys of round `number`, 1 or later, are from a device of lower index."""
     return number <= jax.lax.axis_index(ring.axis)
 
 
@@ -263,7 +263,7 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _expand_to_channels(weights: jax.Array, mixed: PartialAttention) -> jax.Array:
-    """Repeats weights, (batch, columns, heads, time), to (batch, time, width)."""
+    """Repeats each head's weights over its channels; returns (batch, time, width)."""
     batch, columns, heads, time = weights.shape
     by_head = jnp.transpose(weights, (0, 3, 1, 2)).reshape(batch, time, columns * heads, 1)
     width = mixed.output.shape[2]

@@ -1,8 +1,8 @@
 """Rotary positions on a TPU, in Pallas (Su et al. 2021, https://arxiv.org/abs/2104.09864).
 
-Each half of a head fills half of the lanes of a TPU: XLA makes arrays of the halves, and copies
-them from one layout to the other. The kernel reads and writes each head once, as the projections
-lay them out: (batch, time, heads x head_dim).
+XLA makes separate arrays of the halves of each head, and copies them from one layout to the other.
+With head_dim 128, each half fills only half of the lanes of a TPU. The kernel reads and writes each
+head once, as the projections lay them out: (batch, time, heads x head_dim).
 """
 
 import functools
@@ -65,7 +65,7 @@ def _body(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
         at = slice(column * lanes, (column + 1) * lanes)
         x = x_ref[0, :, at].astype(jnp.float32)
         partner = pltpu.roll(x, half, 1)
-        if head_dim < LANES:  # several heads per column: a first half's partners come after it
+        if head_dim < LANES:  # several heads per column: first halves need the other direction
             after = pltpu.roll(x, lanes - half, 1)
             partner = jnp.where(lane % head_dim < half, after, partner)
         out_ref[0, :, at] = (x * cosine + partner * sine).astype(out_ref.dtype)

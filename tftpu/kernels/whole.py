@@ -3,8 +3,8 @@
 Meant for images and sentences. Follows Dao et al. 2022, https://arxiv.org/abs/2205.14135, without
 their blocks: queries, keys and values of an example are in VMEM together, so the softmax takes
 one step and nothing is kept for the backward pass. They are read side by side, as one projection
-writes them. Their gradient is written in the same layout, with the bias's: no array is split,
-joined, padded or copied between the matrix products. Sequences can have any length; 197
+writes them. Their gradient is written in the same layout, with the bias's gradient: no array is
+split, joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
 
 Columns of 128 lanes and transposed scores as in `tftpu.kernels.flash`. Everything is float32
@@ -39,8 +39,8 @@ LARGEST = 512 * 768 * 2
 def takes(time: int, width: int, heads: int, itemsize: int) -> bool:
     """Returns whether sequences are short enough, and their heads fill columns of 128 lanes.
 
-    Multiples of `flash.BLOCK` are left to `tftpu.kernels.flash`, which need not pad them: it is
-    cheaper for a BERT of 512 tokens with dropout.
+    Multiples of `flash.BLOCK` are left to `tftpu.kernels.flash`, which need not pad them, and
+    is cheaper than this kernel for a BERT of 512 tokens with dropout.
     """
     head_dim = width // heads
     lanes = max(LANES, head_dim)
@@ -81,7 +81,7 @@ def backward(
     head_dim: int,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes the gradient with respect to `qkv`, and its sum over the tokens.
+    """Computes the gradient with respect to `qkv`, and its sums over the tokens, for the bias.
 
     Args:
         qkv: see `forward`; the same for segments, head_dim and interpret.
@@ -167,7 +167,7 @@ def _mask_to_head(x: jax.Array, axis: int, head: int, head_dim: int) -> jax.Arra
 
 
 def _compute_softmax(scores, segments):
-    """Returns weights before division, (keys, queries), and the divisors, (1, queries)."""
+    """Returns the softmax's exponentials, (keys, queries), and their sums, (1, queries)."""
     if segments:
         query_segments, key_segments = segments
         scores = jnp.where(key_segments[0] == query_segments[0], scores, HIDDEN)
@@ -176,7 +176,7 @@ def _compute_softmax(scores, segments):
 
 
 def _unpack_sizes(qkv: jax.Array) -> tuple[int, int, int]:
-    """Returns batch, time and width."""
+    """Returns batch, time and width of (batch, time, 3 x width)."""
     batch, time, three_widths = qkv.shape
     return batch, time, three_widths // 3
 
@@ -184,13 +184,13 @@ def _unpack_sizes(qkv: jax.Array) -> tuple[int, int, int]:
 def _call(
     body: Callable, qkv: jax.Array, head_dim: int, products: int, arrays: int
 ) -> Callable[..., Any]:
-    """Returns `pl.pallas_call` for a kernel that runs once per example, with its cost.
+    """Returns `pl.pallas_call` for a kernel that runs once per example, with its cost estimate.
 
     Args:
         body: the function of the kernel.
         qkv: see `forward`; the same for head_dim.
-        products: number of matrix products over all scores. Rows are counted in whole sublanes,
-            columns in whole lanes.
+        products: number of matrix products for each head. The estimate rounds the rows of the
+            scores up to whole sublanes, and their columns to whole lanes.
         arrays: number of arrays of (batch, time, width) that are read and written.
     """
     batch, time, width = _unpack_sizes(qkv)

@@ -114,7 +114,7 @@ class Console(writers.Writer):
                 return
         text = writers.format_line(step, self._steps, split, scalars)
         if split == "train":
-            # The only line of a short run could be misread as the metrics of its last step.
+            # The only line of a short run has means over its steps, not the values of the last one.
             if step == self._steps and step - self._start > 1 and not self._has_trained:
                 text += f"  (means of {step - self._start} steps)"
             self._has_trained = True

@@ -25,7 +25,7 @@ class MLflow(Writer):
     def __init__(self, workdir: str):
         mlflow = _import_required("mlflow", "mlflow-skinny")
         self.failures = (mlflow.exceptions.MlflowException,)
-        # MLflow's default retries for minutes, and the run would wait for every line.
+        # MLflow retries for minutes by default: a run would wait that long at its start and end.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         file = OwnFile(workdir, "mlflow_run")

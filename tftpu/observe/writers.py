@@ -55,7 +55,7 @@ class Writer:
         """Writes images of shape (count, height, width, 3) and dtype uint8."""
 
     def say(self, text: str) -> None:
-        """Writes a line for people."""
+        """Writes a line of text, such as a warning."""
 
     def roll_back(self, step: int) -> None:
         """Drops everything written for steps after this one, which the run repeats."""
@@ -264,8 +264,8 @@ class TensorBoard(Writer):
 def _unflushed(writer: Any, step: np.ndarray) -> Iterator[None]:
     """Makes a TensorFlow writer the default within the block, without a flush at the end.
 
-    Leaving the context restores the previous default and flushes the current one, which is then a
-    writer with nothing to flush. (TensorFlow's no-op writer cannot be the default.)
+    When TensorFlow's context ends, it flushes the current default. That is then a writer which has
+    nothing to flush. (TensorFlow's no-op writer cannot be the default.)
     """
     import tensorflow as tf
 

@@ -170,7 +170,7 @@ def _sum_over_classes(
         if smoothing:
             found.append(ops.where(some > _NEVER, some, 0.0))
         sums = [ops.sum(part, axis=-1) for part in found]
-        # A NaN logit is not far above the base, or its chunk would be repeated forever.
+        # A NaN logit never counts as far above the base; otherwise its chunk would repeat forever.
         largest = ops.max(some, axis=-1)
         far = ops.any(largest - base > FAR)
         raised = ops.where(far, ops.maximum(base, largest), base)
@@ -224,8 +224,8 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     """Returns whether `summed_crossentropy` is faster than `chunked_crossentropy`, and safe.
 
     In each iteration, the former reads and writes the gradient of a device's rows, the latter that
-    of the tokens; the smaller one is faster. The former is not used if one device has all rows
-    (usually more rows than tokens), or in float16, where its unscaled gradient may overflow.
+    of the tokens; the one with the smaller gradient is faster. The former is not used if one device
+    has all rows (usually more than tokens), or in float16: its unscaled gradient may overflow.
 
     Args:
         rows: the placement of the matrix's rows on devices.
@@ -376,7 +376,7 @@ def choose_positions(time: int, classes: int) -> int:
     """Returns how many positions of each text `summed_crossentropy` computes at a time.
 
     It aims at twice as many logits at a time as `CHUNK` allows, because every iteration reads and
-    writes the whole gradient. Of the numbers with the least padding, it returns the largest.
+    writes the whole gradient. It returns the largest of the numbers with the least padding.
     """
     most = max(2 * time * CHUNK // classes, SUBLANES)
     sizes = range(SUBLANES, min(most, time) + 1, SUBLANES)
@@ -384,12 +384,12 @@ def choose_positions(time: int, classes: int) -> int:
 
 
 def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, count: int) -> Tensor:
-    """Returns a mask of the rows that are labels, (parts, ..., count), bool.
+    """Returns whether each class is a token's label, (parts, batch, time, count) bool.
 
-    It covers `count` rows from `first` on of each of the parts, which have `own` rows each.
+    The classes are `count` from `first` on in each of `parts` shards, which have `own` each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # -1, or a later part's label would match padding
+    row = ops.where(row < own, row, -1)  # -1, or a later shard's label would match padding
     return row[..., None] == list_classes(first, count)
 
 
@@ -419,9 +419,9 @@ def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tens
 
 
 def divide_classes(classes: int, parts: int) -> tuple[int, int]:
-    """Returns the number of chunks in each part of the classes, and the size of a chunk.
+    """Returns the number of chunks of a shard of the classes, and the number of classes in a chunk.
 
-    One chunk of each part is computed at a time, about `CHUNK` classes together.
+    There are `parts` shards. One chunk of each is computed at a time, about `CHUNK` classes in all.
     """
     own = classes // parts
     size = math.ceil(own / math.ceil(classes / CHUNK) / LANES) * LANES
@@ -429,9 +429,9 @@ def divide_classes(classes: int, parts: int) -> tuple[int, int]:
 
 
 def _run_loop(count: int, body: Callable[..., tuple], *start: Tensor) -> tuple[Tensor, ...]:
-    """Runs `body(index, *state)` in a device loop until the index it returns is `count`.
+    """Runs `body(index, *state)` in a loop on the device, until the index it returns is `count`.
 
-    It is a loop because the compiler would otherwise process all chunks at the same time.
+    Without a loop, the compiler would process all chunks at the same time.
 
     Returns:
         The final state.

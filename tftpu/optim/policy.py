@@ -9,7 +9,7 @@ _AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
 
 
 def choose_policy(name: str | None, platform: str) -> str:
-    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None: the current one."""
+    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None means the current."""
     if name is None:
         return keras.config.dtype_policy().name
     return _AUTO[platform] if name == "auto" else name

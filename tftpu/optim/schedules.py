@@ -33,7 +33,7 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
             exponent `power`), or "step": multiplied by `rate` at each of `boundaries`.
         end_factor: fraction of the peak at which cosine, linear and polynomial decays end.
         power: exponent of the polynomial decay.
-        boundaries, rate: the steps at which a "step" decay multiplies the rate, and its factor.
+        boundaries, rate: the steps at which "step" multiplies the learning rate, and the factor.
     """
 
     def __init__(

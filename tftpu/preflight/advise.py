@@ -187,7 +187,7 @@ def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose number of features leaves lanes empty, except the model's outputs.
+    """Finds layers whose number of features leaves lanes empty, unless an output has that number.
 
     Only the largest kernel of a layer is checked, as an adapter's small kernels cost little.
     """

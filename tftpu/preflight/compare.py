@@ -70,7 +70,7 @@ def _format_title(named: Named) -> str:
 def _compare_slice(
     before: SliceReport, after: SliceReport, first: Report, second: Report
 ) -> list[str | Table]:
-    """Returns the tables that compare the two reports of one slice."""
+    """Returns tables that compare a slice's reports; `first` and `second` are the whole reports."""
     table = _build_table(after.slice)
     states = [describe_verdict(before), describe_verdict(after)]
     if states != ["fits", "fits"]:

@@ -97,7 +97,7 @@ def refuse_other_shapes(model: keras.Model, batch_spec: Nest) -> None:
 
 
 def refuse_uncompiled(model: keras.Model) -> None:
-    """Raises `UserError` for a model without an optimizer and a loss."""
+    """Raises `UserError` for a model that is not compiled."""
     if not getattr(model, "compiled", False):
         raise UserError(
             f"The model {model.name!r} is not compiled: call model.compile(optimizer, loss) first."

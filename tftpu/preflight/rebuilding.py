@@ -88,7 +88,7 @@ def _refuse_lost_arguments(model: keras.Model, described: Sequence[keras.Layer])
 def _loses_arguments(layer: keras.Layer) -> bool:
     """Returns whether the config of a layer lacks the arguments of its constructor.
 
-    For a subclass of `keras.Model`, `get_config` returns defaults instead (Keras 3.15.1).
+    For subclasses of `keras.Model`, Keras 3.15.1's `get_config` returns the arguments' defaults.
     """
     kind = type(layer)
     if not isinstance(layer, keras.Model) or not is_of_keras(kind.get_config):
@@ -161,7 +161,7 @@ def _list_own_objects(model: keras.Model) -> dict[str, Any]:
 
 
 def _refuse_differences(built: keras.Model, model: keras.Model) -> None:
-    """Raises `UserError` if a copy has other weights, or, before it is built, other layers."""
+    """Raises `UserError` if a copy has other weights or, if either is unbuilt, other layers."""
     both = built, model
     if built.built and model.built:
         weights = [[(tuple(v.shape), v.trainable) for v in one.weights] for one in both]

@@ -24,7 +24,7 @@ _SHORT = (
     "Steps well below a millisecond are mostly overhead on a TPU, which is not modelled: they may "
     "take longer than their range says."
 )
-WIDTH = 160  # characters of a line outside of a terminal, where whole tables fit
+WIDTH = 160  # columns of output that does not go to a terminal; enough for whole tables
 
 
 @dataclasses.dataclass
@@ -60,7 +60,7 @@ class Report:
         return min(self._list_priced(), key=lambda s: _to_sortable(s.step_ms), default=None)
 
     def ranked(self) -> list[SliceReport]:
-        """Returns the slices in order of the cost of the run."""
+        """Returns the slices, the cheapest first; those without a known price are last."""
         return sorted(self.slices, key=lambda item: _to_sortable(item.usd_per_1000_steps))
 
     def to_json(self) -> str:
@@ -134,7 +134,7 @@ class Report:
         return ["", *lines] if lines else []
 
     def evidence(self) -> list[str]:
-        """Returns lines about the sources of the figures, and about options in Python."""
+        """Returns lines on the sources of the figures, and on how to set options in Python."""
         lines = [] if self.settings else self._translate_flags()
         compiled = [item for item in self.slices if item.was_compiled]
         if not compiled:
@@ -175,7 +175,7 @@ def _translate(advice: str) -> str:
 
 
 def _describe_bases(compiled: list[SliceReport]) -> str:
-    """Counts the published times behind the ranges: "v6e: 2 train steps of 2 models"."""
+    """Counts the published times to compare with: "v6e: 2 train steps of 2 models"."""
     found = []
     for name in dict.fromkeys(parse_slice(item.slice).generation.name for item in compiled):
         basis = BASES[name]

@@ -100,11 +100,11 @@ def refuse_model(model: Any) -> None:
 
 
 def refuse_batch(batch_spec: Nest, options: PreflightOptions) -> None:
-    """Raises `UserError` unless the argument is the spec of a batch with a size.
+    """Raises `UserError` unless specs describe a batch with a known number of examples.
 
     Args:
-        batch_spec: the global batch.
-        options: the options; with objectives, the batch may be any nest.
+        batch_spec: `tf.TensorSpec`s of the global batch.
+        options: the options; without objectives, the batch must be (x, y[, sample_weight]).
     """
     specs = keras.tree.flatten(batch_spec)
     for spec in specs:

@@ -11,7 +11,7 @@ from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
 
-_SMALLEST, _LARGEST = 1e-15, 1e24  # limits of valid numbers other than 0
+_SMALLEST, _LARGEST = 1e-15, 1e24  # a number outside of these is damaged, except 0
 
 
 def read_report(path: str) -> Report:

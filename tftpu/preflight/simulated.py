@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def simulated_slice(name: str) -> "TensorFlowEngine":
     """Returns an engine of the real TPUStrategy, with made-up metadata of a slice.
 
-    Every failure on the Python side of a TPU shows up in tracing: a variable that may not be
-    assigned in replica context, an op of the host, a dynamic shape, a string.
+    Tracing a step with it finds what fails on a TPU: a variable that may not be assigned in replica
+    context, an op that only a host can run, a dynamic shape, a string.
 
     Args:
         name: the slice as Google writes it: "v3-8", "v5e-8", "v5litepod-8"; always on one host.

@@ -12,7 +12,7 @@ from tftpu.preflight.plots import Plots
 from tftpu.preflight.pricing import cost as costs
 from tftpu.tpu.slices import GENERATIONS, Slice, list_names, parse_slice
 
-_LARGE = 0.25  # share of a device's memory; a state above it is worth sharding
+_LARGE = 0.25  # share of the memory above which weights and optimizer state are worth sharding
 ROOM = 0.9  # largest share of the memory for arrays that do not depend on the batch
 
 
@@ -58,12 +58,13 @@ class SliceReport:
         hbm_bytes: bytes of HBM that the step needs: arguments + outputs - aliased + temporaries +
             code.
         hbm_limit_bytes: bytes of HBM that a program may use.
-        hbm: bytes of the parts of `hbm_bytes`; parts of the state if the step was not compiled.
+        hbm: `hbm_bytes` by use, such as "temporaries"; by "weights", "optimizer" and "averages" if
+            the step was not compiled.
         host_bytes: bytes that the program of a device keeps in its host's memory.
         host_limit_bytes: bytes of its host's memory for each device; None if it is not known.
         largest_tensors: the largest arrays in HBM.
-        largest_per_core_batch: if neither the step nor a change with the same update fits, the
-            largest per-core batch that fits; 0 if none does.
+        largest_per_core_batch: if the step does not fit, even with changes that keep its weight
+            update, the largest per-core batch that fits; 0 if none does.
         smallest_failing_batch: likewise the smallest tried per-core batch that does not fit.
         step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
         roofline_ms: time at peak FLOP/s or peak bandwidth, whichever is longer. No program is
@@ -146,7 +147,7 @@ class SliceReport:
 
     @property
     def exceeds_host(self) -> bool:
-        """True if the program keeps more in host memory than one device's share."""
+        """True if a device's program keeps more in host memory than `host_limit_bytes`."""
         return self.host_limit_bytes is not None and self.host_bytes > self.host_limit_bytes
 
     @property
@@ -242,7 +243,7 @@ def describe_host_excess(held: int, target: Slice) -> str:
 
     Args:
         held: the bytes that the program of one device keeps in the host's memory.
-        target: the slice, for whose hosts the memory is known.
+        target: the slice; the memory of its hosts is known.
     """
     return (
         f"It needs {format_size(held)} of the host's memory for each device, but a host of "
@@ -251,12 +252,12 @@ def describe_host_excess(held: int, target: Slice) -> str:
 
 
 def fill_unpriced(report: SliceReport, compiled: Compiled, model_flops: int, target: Slice) -> None:
-    """Adds the known facts about an unreadable program to the report of a slice.
+    """Adds to a slice's report what is known of a program that jaxlib cannot read.
 
     Args:
         report: the report, changed in place.
-        compiled: the program.
-        model_flops: the FLOPs of one replica's step.
+        compiled: the compiled program.
+        model_flops: the model FLOPs of one replica's step.
         target: the slice.
     """
     memory = costs.parse_memory_stats(compiled.memory)
@@ -287,7 +288,7 @@ def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> l
     """Returns changes that make the state of a device smaller, or its memory larger.
 
     Args:
-        report: the report of the slice, which has its mesh.
+        report: the report of the slice; its `mesh` says how the state is sharded.
         held: bytes of the state on each device.
         target: the slice.
     """
@@ -354,17 +355,17 @@ def describe_state(held: StateBytes) -> str:
 
 
 def count_parts(mesh: str, devices: int) -> int:
-    """Returns the number of devices that a mesh divides a model among; 1 for no mesh, "".
+    """Returns the number of devices that share one copy of the model; 1 without a mesh.
 
     Args:
-        mesh: its axes and sizes, as in `SliceReport.mesh`.
+        mesh: axes and sizes, as in `SliceReport.mesh`; "" for no mesh.
         devices: number of devices.
     """
     return devices // parse_mesh(mesh).get(DATA, 1) if mesh else 1
 
 
 def _find_more_devices(state: int, target: Slice) -> Slice | None:
-    """Returns the smallest slice of more devices that has room for a state, or None."""
+    """Returns the smallest larger slice that can hold the sharded state, or None."""
     same = [name for name in list_names() if name.startswith(f"{target.generation.name}-")]
     larger = (s for s in map(parse_slice, same) if s.replicas > target.replicas)
     room = ROOM * target.generation.hbm_limit

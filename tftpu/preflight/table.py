@@ -106,7 +106,7 @@ def _describe_memory(item: SliceReport) -> list[str]:
 
 
 def _describe_unpriced(item: SliceReport) -> list[str]:
-    """Returns the lines about a step whose program cannot be read."""
+    """Returns the lines about a step that fits, but whose time could not be predicted."""
     return [
         f"  work per device: the model's own {format_quantity(item.model_flops, 'FLOP')}",
         f"  time: not priced; roofline {_format_time(item.roofline_ms)}",

@@ -32,7 +32,7 @@ class WritingReport:
         context: length of the model's context in tokens; times are for the last of these tokens.
         hbm_bytes: bytes of HBM that a device needs; 0 if not known.
         hbm_limit_bytes: bytes of HBM that a program may use.
-        error: why the loop cannot run; "" if it can.
+        error: why a device cannot generate text; "" if it can.
         token_ms: predicted milliseconds to write one token of every row; `token_ms_low` and
             `token_ms_high` are the ends of its range. None if it is not known.
         tokens_per_second: the tokens that all devices write in a second.
@@ -109,7 +109,7 @@ def check_writing(
 
 
 def _explain_misfit(compiled: Compiled) -> str:
-    """Returns why a device cannot run the loop; "" if it can."""
+    """Returns why a device cannot run the generation loop; "" if it can."""
     if not compiled.out_of_memory:
         return compiled.error
     needed = advise.parse_memory_error(compiled.error)
@@ -128,7 +128,7 @@ def _fill(
 
 
 def print_writing(reports: list[WritingReport], console: Console) -> None:
-    """Prints a table of slices."""
+    """Prints a table with the memory, speed and price of generation on each slice."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("slice", "rows/device", "HBM", "token", "range", "tokens/s", "1M tokens", ""):
         justify = "left" if column in ("slice", "") else "right"

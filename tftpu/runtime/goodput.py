@@ -117,7 +117,7 @@ class Clock:
         return self._examples / self._loops if self._loops else 0.0
 
     def compute_window_rate(self) -> float:
-        """Returns the examples per second since the last call; of the run if no loop ended."""
+        """Returns the examples per second since the last call, or of the run if no loop ended."""
         rate = self.compute_current_rate()
         self._window = (self._examples, self._loops)
         return rate

@@ -27,10 +27,10 @@ POLL_SECONDS = 5.0  # seconds between two requests to the metadata server
 _TIMEOUT = 2.0  # seconds to wait for the server's next bytes
 _TOTAL = 5.0  # seconds to wait for the server's whole answer
 _LONGEST = 1000  # the most bytes of an answer that are read
-_JOIN_SECONDS = 2.0  # seconds that the end of the block waits for the threads
+_JOIN_SECONDS = 2.0  # seconds to wait for each thread at the end of the `with` block
 # Seconds within which a repeated signal is the same notice; people take longer to repeat Ctrl-C.
 _TOGETHER: dict[int, float] = {signal.SIGTERM: 2.0, signal.SIGINT: 0.3}
-_MAINTENANCE = 0  # a byte for a maintenance event, in place of a signal's number
+_MAINTENANCE = 0  # sent to the listening thread for a maintenance event; signals send their number
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PreemptionNotice:
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: function that returns the newest checkpoint's step, or None, for the last message.
-        noted: function that the listening thread calls at the first notice.
+        noted: function called at the first notice, in the thread that receives the signals.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.
@@ -126,7 +126,7 @@ class PreemptionNotice:
     def _poll(self) -> None:
         while not self._ended.wait(POLL_SECONDS):
             if fetch_maintenance_event():
-                with contextlib.suppress(OSError):  # the socket may be closed: the block has ended
+                with contextlib.suppress(OSError):  # the end of `with` may have closed the socket
                     self._kernels.send(bytes([_MAINTENANCE]))
                 return
 

@@ -26,7 +26,7 @@ def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any
 
 @contextlib.contextmanager
 def reporting_if_slow(doing: str) -> Iterator[None]:
-    """Prints `doing` if the block takes longer than 2 s, and then the elapsed seconds."""
+    """Prints `doing` after 2 s of the block, then its seconds as `counting_seconds` does."""
     with reporting_after(_SLOW, report_activity, doing), counting_seconds(doing):
         yield
 

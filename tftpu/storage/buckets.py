@@ -83,7 +83,7 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def compute_crc32c(file: Readable) -> str:
-    """Returns the CRC32C of the rest of an open file, as eight hexadecimal digits."""
+    """Returns the CRC32C of an open file from its position on, as eight hexadecimal digits."""
     crc = google_crc32c.Checksum()
     while chunk := file.read(1 << 20):
         crc.update(chunk)
@@ -362,7 +362,7 @@ def publish(uri: str, data: bytes, generation: int = 0) -> int:
 
 
 def append(uri: str, data: bytes, before: Stored) -> Stored:
-    """Appends to an object, unless another process wrote it: uploads a part and joins the two.
+    """Appends to an object by composing it with a second one, unless another process wrote it.
 
     Args:
         uri: `gs://BUCKET/NAME`.
@@ -505,7 +505,8 @@ def _encode_crc(crc32c: str) -> str:
 def _write_object(doing: str, blob: Blob, wanted: Stored, write: Callable[[], None]) -> None:
     """Writes an object, and accepts a failed precondition if the bucket holds the same content.
 
-    This happens if the answer to an earlier request was lost, or if another process wrote it first.
+    It has the same content if the answer to an earlier request was lost, or if another process
+    wrote it first.
     """
     from google.api_core import exceptions
 

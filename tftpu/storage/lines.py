@@ -2,7 +2,7 @@
 
 Lines that cannot be written are kept in memory, up to a limit, and written once the disk or the
 bucket takes them again. An object in a bucket cannot be appended to: new lines are uploaded as a
-part, and the service joins the two, so that each line is uploaded once.
+second object, and the service joins it to the first, so that each line is uploaded once.
 """
 
 import json

@@ -135,7 +135,7 @@ def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bo
 
 
 def warn_of(workdir: Any) -> Callable[[str], None]:
-    """Returns the `say` argument of `is_alive`: a function that logs the state of a workdir."""
+    """Returns the `say` argument of `is_alive`: a function that logs who holds a workdir."""
     return lambda text: _log.warning("%s is %s.", workdir, text)
 
 

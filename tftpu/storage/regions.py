@@ -63,7 +63,7 @@ class Named(NamedTuple):
     """The parsed name of an array in a checkpoint's file.
 
     Attributes:
-        number: the index of the variable in its group.
+        number: the index of the variable in its group of the state, such as "optimizer".
         path: the path of the variable.
         region: the region of the variable that the array holds.
         shape: the shape of the variable.

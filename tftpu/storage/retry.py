@@ -96,7 +96,7 @@ def _build_warner(target: str) -> Callable[[Exception], None]:
     def warn(error: Exception) -> None:
         nonlocal first, last
         now, kind = time.monotonic(), type(error).__name__
-        if now > first + POLICY.seconds:  # the first error of a request
+        if now > first + POLICY.seconds:  # a new request: retries of the earlier one have ended
             first = last = now
             cause = " ".join(str(error).split())[:_LONGEST]
             reason = f"{kind}: {cause}" if cause else kind

@@ -95,7 +95,7 @@ def decode(data: bytes | mmap.mmap) -> dict[str, np.ndarray]:
 
 
 class Entry(NamedTuple):
-    """An array of a header: its bytes begin at `first` and end before `last`, after the header."""
+    """An array in a header; `first` and `last` (exclusive) count bytes from the header's end."""
 
     name: str
     dtype: np.dtype

@@ -130,7 +130,7 @@ GENERATIONS = {
             *("tpu7x", 2, 2, 2.20, 2307, 7380, _to_gib(94.74), 100, 4, 12.5, 32, 12.00, None),
             _CUBES,
             supports_tensorflow=False,
-            core_gbps=600,  # Google: six times an ICI link
+            core_gbps=600,  # according to Google, six times the bandwidth of an ICI link
         ),
     )
 }
@@ -234,8 +234,8 @@ class Slice:
         return self.generation.hbm_gbps * 1e9 / self.generation.cores
 
 
-ALIASES = {"v5litepod": "v5e"}  # other names that Google uses for generations
-_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # never in a slice's name
+ALIASES = {"v5litepod": "v5e"}  # generations under other names in Google's names of slices
+_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # not in names of slices
 
 
 def parse_slice(name: str) -> Slice:
@@ -305,9 +305,9 @@ def _suggest_sizes(generation: Generation, size: int, sizes: Iterable[int]) -> s
 
 
 def _suggest(name: str) -> str:
-    """Returns a sentence that suggests the slice with the nearest name, or the generations."""
+    """Returns a sentence with the slice of the nearest name, or with all generations."""
     known = {_simplify(slice_name): slice_name for slice_name in list_names()}
-    for generation in GENERATIONS.values():  # names by shape: xpk's tpu7x-2x2x1 is tpu7x-8
+    for generation in GENERATIONS.values():  # also by shape, such as xpk's tpu7x-2x2x1 for tpu7x-8
         for shape in generation.shapes:
             known[_simplify(f"{generation.name}-{shape}")] = _format_name(generation, shape)
     begun = re.match(r".+-\d+(?=\D+$)", name.strip())  # finds v6e-8 in v6e-8x

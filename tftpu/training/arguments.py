@@ -66,7 +66,7 @@ def validate_options(options: TrainConfig | None) -> TrainConfig:
 
 
 def check_length(options: TrainConfig, epochs: int | None, steps: int | None) -> None:
-    """Raises `UserError` if options set a run's length, which `fit` ignores, but `fit` does not."""
+    """Raises `UserError` if a run's length is set in the options, but not in the call of `fit`."""
     given = {"epochs": options.epochs, "steps": options.steps}
     if epochs is None and steps is None and given != {"epochs": None, "steps": TrainConfig().steps}:
         shown = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)

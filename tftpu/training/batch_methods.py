@@ -9,7 +9,7 @@ from tftpu.engines import keras_internals
 
 
 def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -> bool:
-    """Returns whether a callback has batch methods.
+    """Returns whether a callback has batch methods, such as `on_train_batch_end`.
 
     Args:
         callbacks: the callbacks.

@@ -205,7 +205,7 @@ def _find_label_limits(model: keras.Model, y: Any) -> Iterator[Limit]:
         if values is None or output is None or output.shape[-1] is None:
             continue
         if takes_class_ids(term.loss, len(values.shape), len(output.shape)):
-            classes = output.shape[-1]  # the only axis of classes in Keras's backends
+            classes = output.shape[-1]  # Keras's backends allow no other axis for classes
             advice = "give labels such numbers, or the model's last layer more units"
             owner = f"the model's output has {classes} classes"
             yield Limit(

@@ -30,9 +30,9 @@ _REMEMBERING = (
 )
 
 
-# Builds hooks for the batches of an evaluation from a function that reads its sums.
+# A function that returns an evaluation's batch hooks; its argument turns sums into logs.
 BuildHooks = Callable[[Callable[[Any], dict[str, float]]], BatchHooks]
-# Evaluates, with hooks or None; returns the results.
+# A function that evaluates, with the batch hooks if there are any, and returns the results.
 Evaluate = Callable[[BuildHooks | None], dict[str, float]]
 
 

@@ -63,7 +63,7 @@ class EpochLoop:
         full: the loop for complete batches.
         last: the loop for the last batch of an epoch.
         epoch: the length of one pass over the data.
-        sums: the layout of the loops' sums.
+        sums: the layout of the sums of losses and metrics that the loops return.
     """
 
     def __init__(self, full: TrainLoop, last: TrainLoop, epoch: Epoch, sums: TrainSumsLayout):
@@ -115,7 +115,7 @@ class StreamLoop:
         full: the loop for batches like the first one.
         examples: the number of examples of the first batch.
         prepare: a function from the arrays of a batch to its loop.
-        sums: the layout of the loops' sums.
+        sums: the layout of the sums of losses and metrics that the loops return.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Feed:
         self._epoch = epoch
         self._gate: Gate | None = None
         self._within = False  # whether an epoch has begun and not ended
-        self._admitted = False  # whether the gate has admitted the opened batches of the epoch
+        self._admitted = False  # whether the epoch's batches may be read from the open iterator
         if isinstance(dataset, PyBatches):
             dataset.end_epoch()  # Keras also ends an epoch before the first one
 
@@ -224,8 +224,8 @@ class Feed:
         Args:
             position: the number of batches of the run before the first one.
             pass_steps: the number of batches of a pass over a stream, if it is known.
-            new: whether this process has not read them yet; otherwise a stream that can be read
-                only once continues where it is.
+            new: whether this process has not read the data before; otherwise a stream that can be
+                read only once continues where it is.
         """
         self.close()
         if isinstance(self._dataset, Stream):

@@ -54,11 +54,12 @@ class Programs:
         self.model = model
         self.options = options
         self._executor: Executor | None = None
-        self._own_steps: Executor | None = None  # the executor of the model's own steps
+        self._own_steps: Executor | None = None  # runs model.train_step, not the engine's step
         self.undivided_because = ""
-        self._predictor: Executor | None = None  # the executor for data without labels
-        self._own_predictor: Executor | None = None  # the same with the model's own steps
-        self._setup: tuple[Any, ...] | None = None  # the model's setup when its executor was made
+        self._predictor: Executor | None = None  # predicts for data without labels
+        self._own_predictor: Executor | None = None  # likewise, with model.predict_step
+        # How the model was compiled, and which layers were frozen, when its executor was made.
+        self._setup: tuple[Any, ...] | None = None
         self._loops: dict[str, TrainLoop] = {}
 
     @property
@@ -199,7 +200,7 @@ class Programs:
     def _prepare_loop_of_shards(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, int]:
-        """Prepares the engine's step, which divides a batch; see `prepare_training`."""
+        """Returns what `prepare_training` returns, for the engine's step, which shards a batch."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(self.engine.building_spec(spec))
@@ -234,7 +235,7 @@ class Programs:
         )
 
     def _prepare_own_steps(self, dataset: Dataset, reason: OwnStepsNeeded) -> Executor:
-        """Returns the executor of the model's own steps, for a model whose batch is not divided."""
+        """Returns the executor of the model's own steps; `reason`: why they are needed."""
         check_options(self.options, reason)
         if self._own_steps is None:
             spec = self.engine.whole_spec(dataset)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def parse_sums(saved: Any) -> Any:
-    """Returns sums that were saved as JSON: a vector, or the logs of own steps."""
+    """Converts sums from JSON: a list to an array, the logs of a model's own steps to `Logs`."""
     return Logs(saved) if isinstance(saved, dict) else np.array(saved)
 
 

@@ -29,7 +29,7 @@ HOST_EVERY = 10.0  # minimum seconds between two writes of goodput and telemetry
 # Maximum seconds that a checkpoint waits until the metrics before it are written.
 PATIENCE = 10.0
 
-_LONG = 10.0  # seconds of steps after which evaluations are unlikely to take longer than steps
+_LONG = 10.0  # seconds of steps after which the time left is shown, even if no evaluation was timed
 
 HyperParameter = bool | int | float | str
 
@@ -53,7 +53,7 @@ class Evaluations:
     last: float | None = None
 
     def follow(self, step: int, spent: float) -> "Evaluations":
-        """Returns the values after one more evaluation; `spent`: seconds of all evaluations."""
+        """Returns the record after an evaluation at `step`; `spent`: seconds of all evaluations."""
         every = self.every if self.step is None else max(self.every, step - self.step)
         last = spent - self.spent if self.count else None
         return Evaluations(step, every, spent, self.count + 1, last)

@@ -210,7 +210,7 @@ class Session:
 
     @property
     def _part(self) -> str:
-        """The part of the account for the next step's time: "restart" if the step is repeated."""
+        """The account's part for the next step's time: "step", or "restart" for a repeated step."""
         return "restart" if self._step < self._repeats_until else "step"
 
     def _count(self, sums: np.ndarray, steps: int) -> None:
@@ -296,7 +296,7 @@ class Session:
         scalars["learning_rate"] = self._executor.learning_rate
         scalars["weight_norm"] = self._executor.weight_norm
         rate = self._clock.compute_window_rate()
-        if rate:  # the first loop compiles and measures nothing
+        if rate:  # 0 until a loop was measured; the first one compiles
             scalars["examples_per_sec"] = round(rate, 1)
         self._reporter.log(self._step, scalars)
         self.progress.window = None

@@ -111,7 +111,7 @@ class Timetable:
         return min(stops if self.steps is None else [self.steps, *stops])
 
     def count_left_of_epoch(self, step: int) -> int:
-        """Returns the steps left of the epoch, or of the device loop if its length is unknown."""
+        """Returns the steps left in the epoch; if its length is unknown, in the device loop."""
         epoch = self.locate(step)
         if epoch.length is None:
             return self.find_next_stop(step) - step

@@ -24,7 +24,7 @@ class ImageReader(OrderedReader):
     """Reads image files as examples {"image", "label"}.
 
     Args:
-        found: the files.
+        found: the image files and their classes.
         options: `validation_fraction`, `held_out` and `skip_bad` are used.
     """
 

@@ -26,8 +26,8 @@ class ReadOptions:
         snapshot: for BigQuery: the point in time to read, such as 2026-11-20T12:00:00Z.
         classes: for images: the names of all classes in the order of their ids; (): the names that
             are found.
-        num_classes: the number of class ids in an index, 0 for one more than the highest id; or in
-            records, where it must be given.
+        num_classes: the number of class ids; 0: in an index, one more than the highest id. Records
+            of images without a manifest need it, or `classes`.
         image_feature, label_feature: for records of images without a manifest: the features' names.
         first_class: the lowest class id in records of images, which becomes 0.
         validation_fraction: for images: the share of each class that is held out for validation.

@@ -114,7 +114,7 @@ def _advise(pattern: str, prefix: str, is_there: bool) -> str:
 
     Args:
         pattern, prefix: as for `TextReader`.
-        is_there: whether it matches files, which are then all empty.
+        is_there: whether the pattern matches files, which are then all empty.
     """
     if set("*?[").intersection(pattern):
         return " The files are empty: name others." if is_there else ""

@@ -28,7 +28,7 @@ def choose_reader(folder: str, options: ReadOptions) -> "ShardReader | ImageReco
     """Returns the reader of a split: of a data set with a manifest, or of another program's images.
 
     Raises:
-        UserError: an option applies only to the other kind.
+        UserError: an option does not apply to this kind of folder.
     """
     described = files.exists(files.join(folder, manifest.NAME))
     names = ("features",) if not described else ("image_feature", "label_feature", "first_class")
@@ -145,7 +145,7 @@ def _iterate_batches(path: str, compression: str) -> Iterator[tuple[list[str], l
 
 
 def _strip_node_names(error: Any) -> str:
-    """Returns the message of TensorFlow's error or of the failed check, without node names."""
+    """Returns TensorFlow's error message or a failed assertion's texts, without names of nodes."""
     said = error.message.partition("}} ")[2] or error.message
     checked = re.findall(r"""^\s*b(['"])(.*)\1$""", said.partition("Summarized data:")[2], re.M)
     return ": ".join(words for _, words in checked) or " ".join(said.split())

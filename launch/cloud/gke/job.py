@@ -15,7 +15,7 @@ from tftpu.tpu.slices import Slice
 
 GROUP, VERSION, PLURAL = "jobset.x-k8s.io", "v1alpha2", "jobsets"
 CONTAINER = "train"
-# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+# Node label of each generation: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _ACCELERATORS = {
     "v4": "tpu-v4-podslice",
     "v5e": "tpu-v5-lite-podslice",
@@ -25,7 +25,7 @@ _ACCELERATORS = {
 }
 _TPU = "google.com/tpu"
 _SPOT = "cloud.google.com/gke-spot"
-_DISK = {"ephemeral-storage": "10Gi"}  # space for packages; Autopilot would allow 1 GiB
+_DISK = {"ephemeral-storage": "10Gi"}  # space for packages; Autopilot's default is 1 GiB
 _GRACE_S = 300  # seconds that a pod has to save a checkpoint after SIGTERM
 _KEPT_S = 86400  # seconds until an ended JobSet is deleted, and its pods' logs with it
 

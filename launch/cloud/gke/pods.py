@@ -85,7 +85,7 @@ def _convert_pod(found: Any) -> Pod:
 
 
 def _format_reason(state: Any) -> str:
-    """Returns a reason and its message as one line."""
+    """Returns the reason and the message of a container's or a pod's state as one line."""
     return ": ".join(filter(None, (state.reason, state.message))).replace("\n", " ")[:300]
 
 

@@ -62,7 +62,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
     }
     if secrets:
         shown = ", ".join(f"{name} ({why})" for name, why in secrets.items())
-        # An allowlist comment is impossible in JSON, and useless if a file's name is suspicious.
+        # JSON cannot have an allowlist comment, and none helps if the file's name is suspicious.
         has_comments = any(
             ", line " in why and not name.endswith((".json", ".ipynb"))
             for name, why in secrets.items()

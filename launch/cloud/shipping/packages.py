@@ -85,7 +85,7 @@ def check(imports: list[ExternalImport], requirements: str, folder: str, engine:
 
 
 def describe_driver(engine: str) -> str:
-    """Returns the requirement on the package that drives the TPU, and versions here that differ.
+    """Returns the requirement on the TPU's driver package, and installed versions that violate it.
 
     Args:
         engine: the name of the engine that trains on the machine.

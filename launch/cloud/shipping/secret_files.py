@@ -97,7 +97,7 @@ _TOKENS = {
     "Neptune token": (("eyJhcGlfYWRkcmVzcyI6",), r"\beyJhcGlfYWRkcmVzcyI6[\w+/=-]{20,}"),
 }
 _REACH = 2048  # characters searched before and after a mark; some patterns take quadratic time
-# Kinds of documents that hold secrets: a document is of a kind if all of its patterns match.
+# Kinds of documents that hold secrets: a document is of a kind if all the kind's patterns match.
 _DOCUMENTS = {
     "logins to container registries": (
         r'"auths"\s*:',
@@ -105,8 +105,8 @@ _DOCUMENTS = {
     ),
     "kubeconfig": (r"""kind["']?\s*:\s*["']?Config\b""", r"""users["']?\s*:"""),
 }
-# Placeholders that documentation writes in place of a token. In 800 random letters, they occur less
-# than once in ten thousand times.
+# Placeholders that documentation writes in place of a token. A real token rarely contains one: of
+# ten thousand random texts of 800 letters, less than one does.
 _PLACEHOLDER = re.compile(
     r"(?i)your[-_]|example|placeholder|change[-_]?me|(?<![a-z\d])x{4}|\*{4}|(.)\1{7}"
 )
@@ -158,7 +158,7 @@ def _iterate_tokens(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each line with a mark, or of the text around it in a long line."""
+    """Yields start and end of each line with the string `mark`; in a long line, of text near it."""
     found = text.find(mark)
     while found >= 0:
         least = max(0, found - _REACH)
@@ -170,7 +170,7 @@ def _iterate_pieces(text: str, mark: str) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def _build_searches() -> tuple[tuple[str, tuple[str, ...], Any], ...]:
-    """Returns each kind of token with its marks and with the function that finds it in a text."""
+    """Returns each kind of token, its marks (strings in such tokens), and a function to find it."""
     from detect_secrets.settings import get_plugins, transient_settings
 
     with transient_settings({"plugins_used": [{"name": name} for name in _DETECTORS]}):

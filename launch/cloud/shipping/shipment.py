@@ -21,7 +21,7 @@ _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
 _SHOWN = 30  # maximum number of files listed of the config's folder
 # Overrides that never install these packages, even if another package requires them: they would
-# overwrite files of the TensorFlow in the engine's extra.
+# overwrite files of the TensorFlow wheel that the engine's extra installs.
 _NEVER = {
     "tensorflow": "tensorflow; python_version < '3'\ntensorflow-cpu; python_version < '3'\n",
     "jax": "tensorflow; python_version < '3'\ntensorflow-tpu; python_version < '3'\n",
@@ -74,7 +74,7 @@ class Shipment:
             buckets.upload(paths, self.resolve_address(workdir))
 
     def build_script(self, workdir: str, arguments: list[str]) -> str:
-        """Returns shell functions that receive, install and train; every value is quoted.
+        """Returns shell functions that fetch the files, install them, and train; quotes all values.
 
         Args:
             workdir: folder of the run in a bucket.

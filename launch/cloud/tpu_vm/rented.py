@@ -56,7 +56,7 @@ class RentedSlice:
 
 
 def name_log(worker: int) -> str:
-    """Returns the path of the file with the output of a worker, in the folder of the launch."""
+    """Returns the path, in `RentedSlice.folder`, of the file with the output of a worker."""
     return f"{f'worker-{worker}/' if worker else ''}log.txt"
 
 

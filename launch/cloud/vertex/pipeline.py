@@ -36,7 +36,7 @@ class VertexPipeline:
 
     Attributes:
         training: the custom job that trains.
-        gate: condition of the gate, such as "accuracy>=0.95".
+        gate: condition that the metrics must meet, such as "accuracy>=0.95".
         source: data to convert first; None if the config's data exist already.
         convert_flags: further flags of the conversion.
         predict: records to predict after the gate; None predicts nothing.
@@ -86,7 +86,7 @@ class VertexPipeline:
         training = self.training
         shipment, folder = training.shipment, training.workdir
         setup = job.build_container_setup(shipment, folder, [])
-        if shipment.engine == "jax":  # all steps but the training run on CPUs
+        if shipment.engine == "jax":  # every step except the training runs on CPUs
             setup += "\nexport JAX_PLATFORMS=cpu"
 
         @dsl.pipeline(name=job.to_resource_name(training.config))
@@ -104,7 +104,7 @@ class VertexPipeline:
             layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
 
         made: Any = pipeline
-        # kfp's YAML begins with a comment that lists defaults; the lines of `setup` would break it.
+        # Not kfp's YAML: it begins with a comment of the defaults, which lines of `setup` break.
         return json_format.MessageToDict(made.pipeline_spec)
 
     def build_pipeline_job(self) -> Spec:
@@ -165,7 +165,7 @@ class VertexPipeline:
 
 
 def _to_snake_case(value: Any) -> Any:
-    """Returns a message with the field names of the Python client, for Google's launcher."""
+    """Converts camelCase field names to snake_case, which Google's custom-job component reads."""
     if isinstance(value, dict):
         return {
             re.sub("[A-Z]", lambda c: f"_{c[0].lower()}", k): _to_snake_case(v)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tftpu.launch.cloud.vertex.pipeline import Spec
 
 
-OUTPUTS = "/pipelines"  # folder of Vertex AI Pipelines in the workdir
+OUTPUTS = "/pipelines"  # subfolder of the workdir that Vertex AI Pipelines writes
 
 
 class PipelineClients(NamedTuple):
@@ -40,7 +40,7 @@ def submit(given: PipelineClients, training: Training, created: "Spec", number: 
         given: the SDK's clients.
         training: the training job, whose project pays and whose region is used.
         created: the PipelineJob.
-        number: the unique name of the run.
+        number: the unique ID of the run.
 
     Raises:
         UserError: the request was rejected, or it is unknown whether the pipeline runs.
@@ -136,7 +136,7 @@ def watch(given: PipelineClients, name: str) -> None:
 
 
 def resolve_run_folder(workdir: str, name: str) -> str:
-    """Returns the folder of a pipeline's run, named after the run's number."""
+    """Returns a pipeline run's folder, named after the run's ID, the end of its resource name."""
     return f"{workdir}/{name.rpartition('/')[2]}"
 
 

@@ -15,8 +15,8 @@ from tftpu.launch.cloud import job
 from tftpu.launch.cloud.launchers import suggest_launcher
 from tftpu.tpu.slices import Slice
 
-# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm: a
-# worker pool of one replica is one slice, and its topology sets the number of machines.
+# Accelerator and machine types; a worker pool of one replica is one slice of any size:
+# https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm
 _FIXED = {"v2-8": "TPU_V2", "v3-8": "TPU_V3"}
 _FAMILIES = {"v5e": "ct5lp-hightpu", "v6e": "ct6e-standard"}
 # Slices on which Vertex AI runs the TensorFlow engine.
@@ -73,7 +73,7 @@ class VertexJob(job.CloudJob):
 
         Args:
             container: the fields of its container, without the image.
-            output: "gs://bucket/folder" that Vertex AI passes on, as in AIP_CHECKPOINT_DIR.
+            output: "gs://bucket/folder"; the container's AIP_CHECKPOINT_DIR is a folder in it.
 
         Raises:
             UserError: a value that Vertex AI would reject.

@@ -54,7 +54,7 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides of all trials, except `train.writers`, which only the job needs."""
+    """Returns the overrides that all trials share, except `train.writers`, which no rerun needs."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 

@@ -22,7 +22,7 @@ class Options(RunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints milliseconds per step of the trainer and the others, and the ratios between them."""
+    """Prints each contestant's milliseconds per step, and the trainer's ratio to each other one."""
     experiment = options.load_experiment()
     words = [f"--config={options.config}", *options.overrides]
     experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, words)

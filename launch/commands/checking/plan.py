@@ -222,13 +222,13 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
     file = space.experiment.config_file
     config = config_flags.find_config_of_run(options.config)
     command = table.format_command("train", config or "CONFIG", *words)
-    # For a config of tftpu, `config` is only a guess from the name of the run's folder.
+    # For a config of tftpu, `config` is only guessed from the run's folder: the user must check it.
     parts = "flags" if file and config else "config and the flags"
     return [f"  {command}", f"  with the {parts} that the run was trained with"]
 
 
 def _list_others(options: Options, others: Sequence[Candidate], space: Space) -> list[str]:
-    """Returns the `tftpu preflight` commands for the best candidates of the other slices."""
+    """Returns lines with `tftpu preflight` commands for `others`, the best of each other slice."""
     if not others or finished.is_run(options.config):
         return []
     lines = ["On the other slices:"]

@@ -106,7 +106,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
         with own_code.failures_of_class(data, "batch_spec"):
             announced = input_pipelines.batch_spec(prepared, data.global_batch_size // hosts)
         plain = not hasattr(pipeline, "starting_at")
-        # A plain `tf.data.Dataset` needs no static shapes: the trainer gives its batches theirs.
+        # A plain `tf.data.Dataset` needs no static shapes: the trainer sets those of its batches.
         seen = announced if plain else pipeline.starting_at(0, 0, hosts).element_spec
     shapes = inspect_shapes(seen, announced)
     yield from shapes
@@ -140,7 +140,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
 
 
 def read_needs(experiment: Experiment, options: Options) -> tuple[dict[str, float], str]:
-    """Returns the examples/s that slices need, and a text on their source or why there are none.
+    """Returns the examples/s that each slice needs, and a text: their source, or how to get them.
 
     Args:
         experiment: the experiment.

@@ -89,8 +89,8 @@ def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
     import tensorflow as tf
 
     whole = data.global_batch_size
-    # Only the first host's shard of a batch is decoded. Its size is the smallest even divisor of
-    # the batch size that is enough for the examples.
+    # Only the first host's shard of a batch is decoded. Its size is the smallest divisor of the
+    # batch size that holds the examples and is even, because augmentation may mix pairs.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(getattr(data, "source", data), "training"):

@@ -77,7 +77,7 @@ def run(options: Options) -> None:
     print(f"step {step}: {plain.count_params():,} weights in {options.output}, adapters merged")
     if isinstance(experiment.model, KerasHub) and options.output.endswith(".h5"):
         print(f"  read by  model.load_weights({options.output!r}) of the preset's model")
-    elif isinstance(experiment.model, KerasHub):  # Keras cannot read this file's keys
+    elif isinstance(experiment.model, KerasHub):  # .safetensors, whose keys Keras cannot read
         print(
             f"  read by  safetensors.numpy.load_file({options.output!r}); Keras reads .weights.h5"
         )

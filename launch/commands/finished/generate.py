@@ -85,7 +85,8 @@ def run(options: Options) -> None:
         compiled = trainer.executor.compiled
         if options.base:
             models.switch_adapters_off(trainer.model)
-            compiled = None  # the compiled program would use the adapters' averaged weights
+            # The trainer's programs use averaged weights, which would bring the adapters back.
+            compiled = None
         writer = open_writer(trainer.model, stop, context, compiled)
         writer.check(tokens, options.tokens)
         rows = build_rows(tokens, options.tokens, sampling, options.seed)

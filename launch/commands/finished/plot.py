@@ -232,7 +232,7 @@ def _draw_run(
 
 
 def _set_axes(axis: Any, name: str, log: bool) -> None:
-    """Sets the axes of a panel."""
+    """Sets title, label, grid and scale of a panel; logarithmic only if all values are positive."""
     axis.set_title(name)
     axis.set_xlabel("step")
     axis.grid(alpha=0.3)

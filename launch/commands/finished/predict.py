@@ -268,7 +268,7 @@ def _check_output_name(options: Options) -> None:
 
 
 def _check_table(options: Options) -> None:
-    """Raises `UserError` for wrong flags of the BigQuery table, before its rows take hours."""
+    """Raises `UserError` for wrong flags of the BigQuery table, before hours of prediction."""
     if (options.format == "bigquery") != (options.table is not None):
         raise UserError(
             "--format=bigquery and --table=PROJECT.DATASET.TABLE must be given together."
@@ -320,7 +320,7 @@ def _parse_machine(text: str) -> tuple[int, int]:
 
 
 def _choose_encoder(options: Options) -> Any:
-    """Returns the function that encodes a shard."""
+    """Returns the function that encodes a shard in the format of the options."""
     from tftpu.input_pipelines.formats import results
 
     encode = getattr(results, options.file_format)

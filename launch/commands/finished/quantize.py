@@ -71,7 +71,7 @@ def run(options: Options) -> None:
 
 
 def _build_plain_trainer(experiment: Experiment, trained: "Trainer") -> "Trainer":
-    """Returns a trainer of the same model, with averaged weights and merged adapters."""
+    """Returns a trainer of the trained model, with averaged weights and merged adapters."""
     from tftpu import models
     from tftpu.launch.run import experiment as build
 

@@ -156,7 +156,7 @@ def run(options: Options) -> None:
 
 
 def _list_allowed_hosts(hosts: str | None, on_vertex: bool) -> list[str]:
-    """Returns the host names that are allowed besides the server's own."""
+    """Returns the host names that are allowed besides the server's own; "*" allows all."""
     # Only Vertex AI itself reaches its containers, under host names that it chooses.
     if hosts is None:
         return ["*"] if on_vertex else []

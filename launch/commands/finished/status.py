@@ -170,7 +170,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     facts = dataclasses.asdict(account.facts)
     del facts["global_batch_size"]
     metrics = _read_last_metrics(workdir)
-    # goodput.json is written every 10 s, and metrics.jsonl at every log line.
+    # Either may be newer: goodput.json is written every 10 s, and metrics.jsonl at every log line.
     logged = max((int(last["step"]) for last in metrics.values()), default=0)
     accounted = facts["step"] or 0
     facts["step"] = max(accounted, logged)

@@ -178,7 +178,7 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
 
 
 def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
-    """Returns the plan of the flags and its config, after the checks that need no data."""
+    """Returns the plan that the flags describe, and its config, after checks without the data."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice

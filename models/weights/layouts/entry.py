@@ -13,7 +13,7 @@ class Entry(NamedTuple):
         ours: the path of the variable.
         theirs: the names of the arrays, usually one.
         read: a function that maps these arrays to the value of the variable.
-        write: a function that maps the value to these arrays; None if it does not determine them.
+        write: a function that maps the value to these arrays; None if they cannot be computed.
     """
 
     ours: str

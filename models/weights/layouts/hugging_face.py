@@ -13,7 +13,7 @@ from tftpu.models.weights.layouts.entry import Entry, Layout, map_joined, map_sa
 
 
 def build_layout(config: ModelConfig) -> list[Entry] | None:
-    """Returns the file entry of each variable of a model; None if Transformers lacks the model."""
+    """Returns an `Entry` for each variable of a model; None if Transformers lacks the model."""
     family = _LAYOUTS.get(type(config))
     if family is None or (isinstance(config, sizes.ViT) and config.pooling != "token"):
         return None
@@ -21,7 +21,7 @@ def build_layout(config: ModelConfig) -> list[Entry] | None:
 
 
 def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Returns the names of a file's arrays, by their names in `build_layout`.
+    """Maps the names of arrays in `build_layout` to their names in a file.
 
     Files without a head, and early checkpoints, lack the prefix of the model; early BERTs call
     weight and bias gamma and beta.
@@ -37,7 +37,7 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 
 
 def is_head(config: ModelConfig, name: str) -> bool:
-    """Returns whether an array, named as in `build_layout`, is of a head or of pretraining."""
+    """Returns whether an array, named as in `build_layout`, serves only a head or pretraining."""
     prefix = _PREFIXES[type(config)]
     # Arrays that only pretraining uses.
     beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")
@@ -45,7 +45,7 @@ def is_head(config: ModelConfig, name: str) -> bool:
 
 
 def to_current_name(name: str) -> str:
-    """Returns the name of an array in Transformers 5's model, whose files keep the older name."""
+    """Maps an array's name in a file to its name in the model that Transformers 5 builds."""
     if not name.startswith("vit.encoder."):
         return name
     name = name.replace("vit.encoder.layer.", "vit.layers.")
@@ -70,7 +70,7 @@ def is_buffer(name: str) -> bool:
 
 
 def list_tied_arrays(config: ModelConfig) -> dict[str, str]:
-    """Returns the array that each array of a tied head repeats; keys and values are names."""
+    """Maps the name of each array of a tied head to the name of the array that it repeats."""
     if isinstance(config, sizes.GPT):
         return {"lm_head.weight": "transformer.wte.weight"}
     if isinstance(config, sizes.Llama) and config.tied:

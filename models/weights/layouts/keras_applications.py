@@ -10,7 +10,7 @@ from tftpu.models.weights.layouts.entry import Entry, Layout, map_same, map_tran
 
 
 def build_layout(config: ModelConfig) -> list[Entry] | None:
-    """Returns the file entry of each variable; None if keras.applications lacks the model.
+    """Returns an `Entry` for each variable; None if keras.applications lacks the model.
 
     Raises:
         UserError: the model is a ResNet with strides in its 3x3 convolutions.
@@ -22,7 +22,7 @@ def build_layout(config: ModelConfig) -> list[Entry] | None:
 
 
 def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
-    """Returns the names of a file's arrays, by their names in `build_layout`.
+    """Maps the names of arrays in `build_layout` to their names in a file.
 
     In files of ConvNeXt, the names begin with the name of the model.
     """
@@ -56,7 +56,7 @@ def _map_resnet(config: sizes.ResNet) -> Layout:
 
 
 def _map_biased_conv_norm(ours: str, theirs: str) -> Layout:
-    """Yields a convolution and its norm; subtracts the convolution's bias from the norm's mean."""
+    """Yields the entries of a convolution and its norm, into whose mean the bias is folded."""
     conv, norm = f"{theirs}_conv", f"{theirs}_bn"
     yield map_same(f"{ours}_conv/kernel", f"{conv}/0")
     yield from _map_arrays(f"{ours}_norm", norm, ("gamma", "beta"))

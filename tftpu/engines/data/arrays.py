@@ -42,7 +42,7 @@ class Arrays:
         return len(keras.tree.flatten(self.parts)[0])
 
     def epoch(self) -> Epoch:
-        """Returns the length of an epoch."""
+        """Returns the number of batches in an epoch, and their sizes."""
         size = self.global_batch_size
         return Epoch(math.ceil(self.count / size), size, self.count % size or None)
 
@@ -101,7 +101,7 @@ class Arrays:
             return keras.tree.map_structure(tf.constant, self.parts)
 
     def _gather(self, examples: Nest, positions: Tensor) -> Nest:
-        """Returns the examples at the given positions of the endless stream, (n,) int64."""
+        """Returns the examples at `positions`, (n,) int64, in the endless sequence of epochs."""
         places = positions % self.count
         if self.shuffle:
             epochs = positions // self.count

@@ -89,7 +89,7 @@ def build_finite_dataset(dataset: Any) -> tf.data.Dataset:
 
 
 def measure_epoch(dataset: Any) -> Epoch:
-    """Returns the length of one pass over a data set; reads all of it if that is unknown.
+    """Returns the number and sizes of a data set's batches; reads all of it if they are unknown.
 
     Raises:
         UserError: the argument is not a data set, never ends, or does not end within an hour.

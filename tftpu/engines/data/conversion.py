@@ -55,7 +55,7 @@ class Epochs(Protocol):
 def find_gate(dataset: Any) -> Gate | None:
     """Returns a gate for a data set that a callback may change in a run; otherwise None.
 
-    Arrays were copied, the files of a pipeline do not change, and a stream is not read ahead. A
+    Copied arrays and a pipeline's files do not change, and a stream is not read ahead. But a
     `tf.data.Dataset` may read anything, such as a generator, a variable or a file.
     """
     return None if isinstance(dataset, Pipeline | Stream) else Gate()
@@ -104,7 +104,7 @@ def build_training(
     Raises:
         UserError: the argument is not a data set, is empty, or is not batched.
     """
-    if isinstance(dataset, Stream):  # repeats the first batch, so that no other is read
+    if isinstance(dataset, Stream):  # one batch, repeated: more would use up the stream
         return _build_sample(dataset).repeat()
     if isinstance(dataset, Pipeline):
         batches = dataset.starting_at(start, host, hosts)
@@ -179,7 +179,7 @@ def _build_sample(stream: Stream) -> tf.data.Dataset:
 
 
 def build_evaluation(dataset: Any, replicas: int) -> tf.data.Dataset:
-    """Returns a data set of `(batch, valid)`: every example once, the last batch padded.
+    """Returns a data set of `(batch, valid)` with every example once; `valid` is 0.0 for padding.
 
     Args:
         dataset: a finite data set. Its batch size is rounded up to a multiple of `replicas`.
@@ -233,7 +233,7 @@ def is_endless(dataset: Any) -> bool:
     if isinstance(dataset, PyBatches):
         return dataset.dataset.num_batches is None
     if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):
-        return True  # it repeats its epochs itself
+        return True  # a pipeline without epochs repeats its examples
     return isinstance(dataset, tf.data.Dataset) and (
         dataset.cardinality() == tf.data.INFINITE_CARDINALITY
     )

@@ -13,8 +13,8 @@ class Exchange(NamedTuple):
     """Exchange between replicas inside a loss function.
 
     Attributes:
-        gather: a function from this replica's rows of a tensor and the number of replicas to the
-            rows of all replicas.
+        gather: a function that takes this replica's rows of a tensor, and the number of replicas,
+            and returns the rows of all replicas.
         find_index: a function that returns the index of this replica.
     """
 
@@ -29,7 +29,7 @@ class Division(NamedTuple):
         shards: the number of shards that are computed separately, one per replica.
         microbatches: number of microbatches that each shard is divided into.
         exchange: the exchange between the replicas; None: one program computes the whole batch.
-        rows: the placement of the rows of the logits' matrix, (classes, width), on devices.
+        rows: the sharding of the rows of the output layer's matrix, (classes, width).
     """
 
     shards: int = 1

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-_WAITING = 16  # queue capacity for admitted epochs that are not read yet; only one is needed
+_WAITING = 16  # capacity of the queue of admitted epochs; at most one waits to be read
 
 
 class Gate:
@@ -18,7 +18,7 @@ class Gate:
         self._guards = False
 
     def admit(self, batches: int) -> None:
-        """Admits this number of further batches of the guarded data set, if there is one."""
+        """Admits this number of further batches; has no effect before `guard` is called."""
         if self._guards:
             self._admitted.enqueue(tf.constant(batches, tf.int64))
 
@@ -35,11 +35,11 @@ class Gate:
             return tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
 
         counts = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: self._admitted.dequeue())
-        # choose_from_datasets reads a turn, which waits for admission, before it reads a batch.
+        # Before each batch, choose_from_datasets reads an item of `turns`, which waits for `admit`.
         guarded = tf.data.Dataset.choose_from_datasets([batches], counts.flat_map(turns))
         return endless(guarded)
 
 
 def endless(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks a data set as endless; otherwise several devices get batches without static shape."""
+    """Declares a data set endless; otherwise tf.distribute yields batches without static size."""
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -23,7 +23,7 @@ Preprocess = Callable[[Any, Any, Any], Nest]
 def find_preprocess(model: keras.Model) -> Preprocess | None:
     """Returns the function that a model's own `fit` maps over its data; None: it has none.
 
-    The model has KerasHub's interface: its own `fit`, a `preprocessor` that is not None, and
+    Such a model has KerasHub's interface: its own `fit`, a `preprocessor` that is not None, and
     `preprocess_samples(x, y, sample_weight)`.
     """
     preprocess = getattr(model, "preprocess_samples", None)
@@ -95,7 +95,7 @@ class PreprocessedBatches(Stream):
 
     @property
     def kind(self) -> str:
-        """The class of the source."""
+        """The class name of the source, for messages."""
         return self._kind
 
 

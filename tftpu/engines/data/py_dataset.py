@@ -113,7 +113,7 @@ class PyBatches:
     def _build_dataset(
         self, generator: Callable[[], Iterator[Nest]], sized: bool = True
     ) -> tf.data.Dataset:
-        """Returns a generator's batches as a data set; `sized`: only the last may be smaller."""
+        """Returns a generator's batches as a data set; `sized`: of static size if all are equal."""
 
         def spec(array):
             size = array.shape[0] if sized and not self.ragged else None
@@ -169,7 +169,7 @@ def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
 
     Args:
         dataset: the data set that is read.
-        evaluates: whether this is an evaluation, before which Keras also ends an epoch.
+        evaluates: whether this is an evaluation; Keras calls `on_epoch_end` before it, too.
     """
     is_py_dataset = isinstance(dataset, PyBatches)
     if is_py_dataset and evaluates:

@@ -40,7 +40,7 @@ class Stream:
 
     @property
     def kind(self) -> str:
-        """The class of the source."""
+        """The class name of the source, for messages."""
         return type(self._source).__name__
 
     def weigh(self, class_weight: dict[int, float]) -> "Stream":
@@ -170,7 +170,7 @@ class SlicedArrays(Stream):
 
     @property
     def kind(self) -> str:
-        """The word for the source of the examples in messages."""
+        """The name of the source of the examples, for messages."""
         return "array"
 
     @property
@@ -186,7 +186,7 @@ class SlicedArrays(Stream):
     def iterate(
         self, position: int = 0, pass_steps: int | None = None, new: bool = True
     ) -> "Lookahead":
-        """Returns an iterator over the batches of an epoch, from a position of the run on."""
+        """Returns an iterator over the rest of an epoch, after `position` batches of the run."""
         epoch, done = divmod(position, self.steps)
         order = np.arange(self._count)
         if self._shuffle:

@@ -100,7 +100,7 @@ class JaxExecutor(BaseExecutor):
         self.variables.step = step
 
     def warn_of_mixing(self, dataset: Any, class_weight: dict[int, float] | None = None) -> None:
-        """Warns of batch statistics of microbatches; rejects metrics that cannot be summed.
+        """Warns of layers that normalize each microbatch; rejects metrics that cannot be summed.
 
         Each microbatch is computed as a whole, on any number of devices. So results may depend on
         the number of microbatches, but not on the number of devices.
@@ -195,7 +195,7 @@ class JaxExecutor(BaseExecutor):
         """Returns the averages of the trainable weights by path; empty without weight averages.
 
         Raises:
-            UserError: the weights are on several hosts.
+            UserError: the weights are divided among several hosts.
         """
         if self.variables.layout.mesh.is_multi_process:
             raise UserError(
@@ -318,7 +318,7 @@ class JaxTrainLoop(BaseTrainLoop):
         """Puts a batch from host memory on the devices, with padding up to the step's size."""
         layout, size = self.step.microbatching, count_examples(batch)
         if size * self._part.count == layout.padded != size:
-            return feed.place_shard(batch, self._state.layout, self._part)  # already a host's part
+            return feed.place_shard(batch, self._state.layout, self._part)  # holds this host's part
         expected = layout.padded if layout.examples is None else layout.examples
         if size != expected:  # padding that the step does not expect would count as examples
             raise UserError(explain_size(expected, size))

@@ -1,4 +1,4 @@
-"""Reads traced computations: the FLOPs of products, and the inputs that results depend on."""
+"""Reads from traced computations their FLOPs, and the inputs that their results depend on."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,12 +21,12 @@ _RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator")
 
 
 def count_step_flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
-    """Returns the FLOPs of a step's products, forward and backward, from its forward pass.
+    """Returns the FLOPs of a step, forward and backward, from the jaxpr of its forward pass.
 
-    A multiply-add counts as two FLOPs. Elementwise operations do not count, nor do batched products
-    of activations with activations, as in attention. This gives 6 x parameters x tokens for a fully
-    trained transformer (`tftpu.engines.origins`). Operations that no result depends on do not
-    count. Of several branches, only the largest counts.
+    Only matrix products and convolutions count, with two FLOPs per multiply-add. Batched products
+    of activations with activations, as in attention, do not. This gives 6 x parameters x tokens for
+    a fully trained transformer (`tftpu.engines.origins`). Operations that no result depends on do
+    not count. Of several branches, only the largest counts.
 
     Args:
         jaxpr: the forward pass.
@@ -87,7 +87,7 @@ def _count_called(
 
 
 def _count_runs(equation: Any) -> int:
-    """Returns how often an equation's body runs: in the iterations of a loop, or on devices.
+    """Returns how often an equation's body runs: the steps of a scan, or devices of a shard_map.
 
     Devices that compute the same results count once.
     """

@@ -251,7 +251,7 @@ class OutsideVariables:
     def watching(self) -> Iterator[None]:
         """Records the variables that a step reads in the block.
 
-        Raises `UserError` if it reads the model's own variables, or assigns outside of its state.
+        Raises `UserError` if it reads model variables, or assigns any, other than in its state.
         """
         with (
             keras_internals.reading_variables(self._record),

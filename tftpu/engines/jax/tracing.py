@@ -122,7 +122,7 @@ def _divide_function(
 
 
 def _is_divisible(parts: int, name: str, inputs: Sequence[Any], given: Sequence[Any]) -> bool:
-    """Returns whether dimensions of this name can have `parts` shards that divide no unit."""
+    """Returns whether dimensions of this name divide into `parts` shards of whole units."""
     return all(
         array.shape[place] % (parts * _split_dimension(dim)[1]) == 0
         for dims, argument in zip(inputs, given)

@@ -71,7 +71,7 @@ class CompiledLosses:
         model: the compiled and built model.
 
     Attributes:
-        terms: the terms of each loss.
+        terms: one term for each loss.
         metric_variables: the states of the metrics.
 
     Raises:
@@ -144,7 +144,7 @@ class CompiledLosses:
         return keras_internals.call_model(self._model, x, training=False)
 
     def compute_metric_results(self) -> dict[str, Tensor]:
-        """Returns the results of the metrics, inside a scope that holds their states."""
+        """Returns the results of the metrics; called in a scope that holds their states."""
         return keras_internals.compute_metric_results(self._model)
 
     def compute_zero_elements(
@@ -243,7 +243,7 @@ def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor
 
 
 def _resets_to_zero(metric: keras.Metric) -> bool:
-    """Resets a metric; returns whether all its states are zero then, or restores them if not."""
+    """Resets a metric; returns whether this makes all states zero, and restores them if not."""
     # Copies, because TensorFlow's tensor of a variable changes with the variable. They may be
     # symbolic, because preflight traces the creation of a model.
     before = [ops.copy(v) for v in metric.variables]
@@ -309,7 +309,7 @@ def _compute_term(
     if known is not None:
         if weight is not None:
             known = ops.logical_or(known, weight == 0)
-        # A factor of NaN makes the gradient NaN as well, so that a loss scale skips the step.
+        # An unknown class makes loss and gradient NaN; a dynamic loss scale skips the step then.
         known = ops.where(known, 1.0, float("nan"))
     factor, total, chunked = _read_factor(term), None, None
     if in_chunks and factors is not None and known is not None:

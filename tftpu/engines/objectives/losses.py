@@ -60,7 +60,7 @@ class Elements(NamedTuple):
         count: the summands of the divisor, of the same shape; None: all are 1.
         factor: the value of the term's weight if that is a variable, (); None: not a variable.
         whole: whether values of shape () are those of the whole global batch.
-        chunked: results for the tokens if the logits were computed in chunks, else None.
+        chunked: the results of `chunked_crossentropy`; None: the logits are not in chunks.
         total: the weighted sum of the values, if gradients flow through it, not through `values`.
     """
 
@@ -115,7 +115,7 @@ class Losses(Protocol):
     def compute(
         self, batch: Nest, training: bool, valid: Tensor | None, own: Callable[[], list[Tensor]]
     ) -> Computed:
-        """Calls the model and computes its losses, inside a `keras.StatelessScope`.
+        """Calls the model and computes its losses; called in a `keras.StatelessScope`.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`, or any batch that a loss function takes.
@@ -130,14 +130,14 @@ class Losses(Protocol):
         ...
 
     def compute_metric_results(self) -> dict[str, Tensor]:
-        """Returns the results of the metrics, inside a scope that holds their states."""
+        """Returns the results of the metrics; called in a scope that holds their states."""
         ...
 
 
 def compute_shard_divisor(
     term: Term, elements: Elements, shards: int, microbatches: int = 1
 ) -> Any:
-    """Returns a shard's or a microbatch's summand of the global divisor of a term.
+    """Returns the contribution of a shard or a microbatch to the global divisor of a term.
 
     It is a Python float if it does not depend on the data, so that the usual case needs no
     communication before the backward pass; otherwise it is a scalar tensor.
@@ -193,7 +193,7 @@ def sum_losses(
 def sum_and_count(
     term: Term, elements: Elements, examples: Tensor, batch_size: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns a shard's summands, in an evaluation, of the sum and the divisor of a term.
+    """Returns a shard's contributions to the sum and the divisor of a term in an evaluation.
 
     Args:
         term: the term.

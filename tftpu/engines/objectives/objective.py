@@ -94,7 +94,8 @@ def list_objectives(
         objectives: several objectives.
 
     Raises:
-        UserError: both are given, two objectives have the same name, or there is no optimizer.
+        UserError: both `loss_fn` and `objectives` are given, two names are equal, or `loss_fn` has
+            no optimizer.
     """
     if loss_fn is not None and objectives:
         raise UserError("Trainer takes either loss_fn or objectives, not both.")

@@ -63,7 +63,7 @@ class FunctionLosses:
             )
         ordered = (loss, *(values[key] for key in self._keys))
         elements = [Elements(ops.cast(value, "float32")) for value in ordered]
-        # Not separable: the function may use all examples of the batch for the loss of each.
+        # Padding cannot be ignored: the loss of an example may depend on the others of its batch.
         added = sum_of_own(self._model, own()) if self._regularize else ops.zeros(())
         return Computed(None, elements, added, separable=False)
 
@@ -145,7 +145,7 @@ class ComputedLoss:
         return self._compiled.compute_outputs(batch)
 
     def compute_metric_results(self) -> dict[str, Tensor]:
-        """Returns the results of the metrics, inside a scope that holds their states."""
+        """Returns the results of the metrics; called in a scope that holds their states."""
         means = {mean.name: mean.result() for mean in self._means}
         return means | self._compiled.compute_metric_results()
 

@@ -201,7 +201,7 @@ class EvalSums(_Sums):
         return self._flatten_values([examples, added * examples, *sums, *counts, *metrics])
 
     def read(self, sums: np.ndarray) -> dict[str, float]:
-        """Returns the loss, its terms and the metrics over all examples summed up."""
+        """Returns the loss, its terms and the metrics over all examples in the sums."""
         examples, added, *rest = sums
         count = len(self._terms)
         values, counts = np.array(rest[:count]), np.array(rest[count : 2 * count])

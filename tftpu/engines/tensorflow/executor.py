@@ -45,7 +45,7 @@ class TensorFlowExecutor(BaseExecutor):
         platform: the platform of the devices, "tpu"; None: GPUs or CPUs.
         model: the compiled model.
         options: the options of the train step.
-        batch_spec: the spec of one shard of a batch, which builds the model if needed.
+        batch_spec: the spec of one shard of a batch, with which an unbuilt model is built.
         objectives: the objectives that replace the compiled loss and optimizer.
         labelled: whether batches have labels; without them the model only predicts.
     """
@@ -128,7 +128,7 @@ class TensorFlowExecutor(BaseExecutor):
         compiling: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         hooks: BatchHooks | None = None,
     ) -> np.ndarray:
-        """Returns the sums over a finite data set, (size,) float64; `eval_sums` reads them."""
+        """Returns a finite data set's loss and metric sums, (size,) float64; see `eval_sums`."""
         accumulator = self._eval_step.accumulator
         self._check_evaluated(dataset)
         if (
@@ -231,7 +231,7 @@ class TensorFlowExecutor(BaseExecutor):
     def _add_up(
         self, batches: Iterator[None], count: int | None, hooks: BatchHooks | None
     ) -> np.ndarray:
-        """Evaluates batches one by one; returns their sums, (size,) float64.
+        """Evaluates batches one by one; returns the sums as `evaluate` does.
 
         Args:
             batches: an iterator that evaluates a batch for each item.

@@ -38,7 +38,7 @@ def iterate_training_batches(
     """
     gate = None if is_read_remotely(strategy) else gate
     shards = strategy.num_replicas_in_sync
-    divided = isinstance(dataset, Pipeline)  # whether each host reads only its own part
+    divided = isinstance(dataset, Pipeline)  # whether a host reads only its part of a batch
     if isinstance(dataset, Pipeline) and isinstance(dataset, Epochs):
         divided = epoch is None and dataset.global_batch_size % shards == 0
     if epoch is not None and not divided:
@@ -69,8 +69,8 @@ def build_evaluation_batches(
     batches = build_evaluation(dataset, strategy.num_replicas_in_sync)
     count = int(batches.cardinality())
     if count_input_hosts(strategy) > 1 and not isinstance(strategy, tf.distribute.TPUStrategy):
-        # Counts the batches, because they repeat, and each host takes the same number of them:
-        # see `_select_part_of_host`.
+        # Each host takes this number of batches from an endless data set: see
+        # `_select_part_of_host`.
         count = count if count >= 0 else sum(1 for _ in count_batches(iter(batches), count))
         batches = batches.repeat()
     return batches, count if count >= 0 else None
@@ -91,9 +91,9 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 
 
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:
-    """Returns options with which virtual CPU devices read batches directly from host memory.
+    """Returns options for virtual CPU devices to read batches directly from host memory, or None.
 
-    Otherwise each device has an iterator that copies batches in a thread: see `limit_tuning`.
+    By default, each device has an iterator that copies batches in a thread: see `limit_tuning`.
     """
     mirrored = isinstance(strategy, tf.distribute.MirroredStrategy)
     if mirrored and "CPU" in strategy.extended.worker_devices[0]:

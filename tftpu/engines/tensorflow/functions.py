@@ -90,7 +90,7 @@ def _compile_replacing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensors(value: Any) -> Any:
-    """Converts arrays to tensors, but not Python integers: each integer has its own program."""
+    """Converts arrays, but not Python integers, to tensors; each integer compiles a new program."""
     return keras.tree.map_structure(
         lambda x: x if type(x) is int else tf.convert_to_tensor(x), value
     )

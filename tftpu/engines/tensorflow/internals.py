@@ -163,7 +163,7 @@ def find_whole_variable(variable: Any) -> Any:
 
 
 def _list_changed(graph: Any) -> list[tuple[Any, str]]:
-    """Returns the variables and tables that a function may change, with a changing op's type."""
+    """Returns (variable, op type) for each variable or table that ops of a function may change."""
     read = control_deps.get_read_only_resource_input_indices_graph(graph)
     places = {id(tensor): place for place, tensor in enumerate(graph.inputs)}
     found = []

@@ -60,7 +60,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
 
     Raises:
         OwnStepsNeeded: a batch is divided, and a loss that layers add is not a mean over examples.
-        UserError: the same, for a run with microbatches, a loss function or objectives.
+        UserError: the same, if the run has microbatches, a loss function or objectives.
     """
     normalised = checks.warn_of_batch_statistics(state.model)
     divided = state.replicas * state.options.gradient_accumulation_steps > 1
@@ -155,7 +155,7 @@ def _is_unknown(code: Any) -> bool:
 
 
 def _take_first_examples(state: ModelState, batches: tf.data.Dataset) -> Nest:
-    """Returns an even number of a global batch's first examples, of up to two microbatches."""
+    """Returns the first examples of a global batch: an even number, up to two microbatches."""
     batch = next(iter(batches.take(1)))
     parts = state.replicas * state.options.gradient_accumulation_steps
     size = count_examples(batch) // parts * min(parts, 2)
@@ -237,7 +237,7 @@ class _Trials:
         for name, a, b in zip(terms, together.terms, beside_itself.terms):
             if a.shape.rank and a.shape[0] == 2 * half and _is_different(a[:half], b[:half]):
                 names.append(f"loss {name!r}")
-        # If halves are independent, the two mixed pairs have the same sum as the two equal pairs.
+        # If halves A and B are independent, f(A, B) + f(B, A) = f(A, A) + f(B, B).
         for what, place in (("loss that layers add", 1), ("metric", 2)):
             sums = zip(*(result[place] for result in (together, swapped, beside_itself, other)))
             if any(_is_different(a + b, c + d) for a, b, c, d in sums):

@@ -44,7 +44,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
     Args:
         strategy: the strategy in whose scope the model was built.
         model: the model.
-        batch_spec: a batch as `keras.KerasTensor`s, which builds the model if needed.
+        batch_spec: a batch as `keras.KerasTensor`s, with which an unbuilt model is built.
         labelled: whether batches have labels; without them the model only predicts.
 
     Raises:
@@ -130,7 +130,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
             super().begin_epoch()
 
     def finish_epoch(self, sums: Logs) -> Logs:
-        """Returns the logs of a whole epoch: the metrics' results for the names in `sums`."""
+        """Returns the logs of an epoch: the metrics' results, if they have the names of `sums`."""
         if self._alone:
             return super().finish_epoch(sums)
         if "results" not in self._steps:

@@ -24,7 +24,8 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}  # see `quick_import`
+# The package that a script imports and that `quick_import` imports faster.
+_IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}
 _BATCHES = (5, 1)
 
 
@@ -90,11 +91,7 @@ def keras_file(serving: Serving, to: str) -> Exported:
 
 
 def preset(serving: Serving, to: str) -> Exported:
-    """Writes a KerasHub model, with any preprocessor, as a preset; arguments as for `onnx`.
-
-    Raises:
-        UserError: as for `onnx`, or the run's KerasHub cannot write the model.
-    """
+    """Writes a KerasHub model, with any preprocessor, as a preset; arguments as for `onnx`."""
     model: Any = serving.model
     return _write_model(serving, to, lambda path: model.save_to_preset(str(path)))
 

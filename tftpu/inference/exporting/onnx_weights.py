@@ -108,7 +108,7 @@ class _Added:
         return name
 
     def _share_constant(self, name: str, value: Any) -> str:
-        """Returns the name of a constant that several weights use."""
+        """Adds a constant, unless an earlier weight did; returns its name."""
         name = f"integers/{name}"
         if name not in self._known:
             self._known.add(name)

@@ -38,7 +38,7 @@ def build_columns(
     """Returns a function that maps a model's outputs to columns (examples, ...) by name.
 
     Args:
-        wanted: names among `OUTPUTS`.
+        wanted: any of "logits", "classes", "top5" and "embedding".
         probabilities: whether the model returns probabilities; otherwise it returns logits.
         class_names: the class names by class id; None: unknown.
     """

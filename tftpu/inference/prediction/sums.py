@@ -69,12 +69,12 @@ class Sums:
     Args:
         folder: the folder of the shards.
         plan: the plan of the predictions; sums for other plans are ignored.
-        manifest: the sums in a manifest of that plan, by name.
+        manifest: the sums in a manifest of that plan, by the shards' file names.
         machine: the number of this machine, from 1, and the number of all machines.
 
     Attributes:
         name: the name of this machine's file.
-        known: the known sums of shards, by the shards' file names.
+        known: the known sums of shards, by file name.
         begun: whether any machine has written sums to this folder; earlier versions wrote none.
         of_plan: whether any machine has written sums for this plan.
     """
@@ -145,7 +145,7 @@ class Sums:
 
 
 def read_manifest(path: str) -> tuple[dict[str, Any] | None, dict[str, Sum]]:
-    """Returns a manifest, and the sums of its shards by name.
+    """Returns a manifest, and the sums of its shards by file name.
 
     The manifest is None if it is missing or damaged. There are no sums if it was written without
     them.

@@ -1,4 +1,4 @@
-"""The limits, counts and error messages that all routes with a body share."""
+"""The limits, counts and error messages of all routes whose requests have a body."""
 
 import asyncio
 import concurrent.futures
@@ -146,7 +146,7 @@ class Answered:
         return as_error(said, known or 500, path, headers)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Reads the body of a request."""
+        """Reads the body of a request into `body`, within the limits."""
         kind = request.headers.get("content-type", "").partition(";")[0]
         # Without this check, any page in a browser could send requests.
         if kind.strip().lower() != "application/json":
@@ -174,7 +174,7 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns the message for an error raised without one; None for other errors."""
+        """Returns the message for an error whose type has none, such as a timeout, or None."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",

@@ -35,7 +35,7 @@ def format_answer(found: Arrays, rows: bool) -> bytes:
 
 
 def _to_plain(values: np.ndarray) -> Any:
-    """Returns an array that JSON can hold; texts become a list."""
+    """Returns an array that JSON can hold, or nested lists of texts."""
     if values.dtype.kind in "OSU":
         return _decode_texts(values.tolist())
     if values.dtype.kind == "f" and values.dtype.itemsize != 8:
@@ -55,7 +55,7 @@ def _encode_json(value: Any) -> bytes:
 
 
 def format_error(message: str, status: int, path: str) -> bytes:
-    """Returns the body of an error, in the form that clients of an address read.
+    """Returns the body of an error, in the form of the API to which an address belongs.
 
     Args:
         message: the error message.

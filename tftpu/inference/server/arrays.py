@@ -15,7 +15,7 @@ from tftpu.inference.exporting.inputs import Input
 from tftpu.inference.server.answers import SHOWN, BadRequest
 
 _LOOKED_AT = 1000  # most examples that are searched for a mistake
-_LONGEST_SIDE = 16_384  # pixels; messages show longer sides of an image as this
+_LONGEST_SIDE = 16_384  # pixels; messages show no larger number for the side of an image
 _IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # Most bytes of all decoded images of a request: a small file may hold millions of pixels.
 _UNPACKED = 256 * 2**20

@@ -43,16 +43,16 @@ class Counts:
         )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """Counts an answer."""
+        """Counts an answer, and records its duration."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def count_refusal(self, status: int) -> None:
-        """Counts an answer at an unknown address, or to a wrong method; all have one label."""
+        """Counts an answer to an unknown address or a wrong method, under the route "other"."""
         self._requests.labels("other", str(status)).inc()
 
     def batch(self, size: int) -> None:
-        """Counts a batch."""
+        """Records the size of a batch."""
         self._batches.observe(size)
 
     def set_gauge(self, waiting: Callable[[], int]) -> None:

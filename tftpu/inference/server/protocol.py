@@ -26,34 +26,34 @@ class TimeoutProtocol(H11Protocol):
     _unread: float = float("inf")  # bytes of the answer that were unsent when the timer was set
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Waits for the head of a request."""
+        """Starts the time limit for the head of a request."""
         super().connection_made(transport)
         self._wait(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops waiting."""
+        """Ends any time limit."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Stops waiting when the head of a request has arrived."""
+        """Ends the time limit once the head of a request has arrived."""
         super().handle_events()
         if self._is_answering():
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Waits for the next request, or the rest of a body."""
+        """Starts the limit for the head of the next request, or the rest of this one's body."""
         rest = self.conn.their_state is h11.SEND_BODY
         self._wait(self.rest_s if rest else self.head_s)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Waits for the client to read."""
+        """Starts the time limit for the client to read some of the answer."""
         super().pause_writing()
         self._wait(self.head_s)
 
     def resume_writing(self) -> None:
-        """Stops waiting for the client to read."""
+        """Ends the time limit of `pause_writing`, unless the answer is complete."""
         super().resume_writing()
         if self._is_answering():
             self._stop_waiting()

@@ -35,7 +35,7 @@ from tftpu.tpu.slices import Slice
 
 TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
-# In the error of a kernel that needs more VMEM than a core has; a smaller batch does not help.
+# Marks the error of a kernel that needs more VMEM than a core has; smaller batches do not help.
 KERNEL_MEMORY = "memory space vmem"
 _PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
 _CONVERTING = threading.Lock()

@@ -5,7 +5,7 @@ import json
 import statistics
 from pathlib import Path
 
-_ALIKE = 1.01  # largest ratio of the instruction counts of two programs of one model
+_ALIKE = 1.01  # largest ratio of the instruction counts of programs that count as similar
 
 
 def count_instructions(module: str) -> int:

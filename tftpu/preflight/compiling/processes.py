@@ -39,7 +39,7 @@ class Processes:
 
     Args:
         progress: shows the processes.
-        others: another object, whose processes share memory and cores with these; stopping it
+        others: a `Processes` whose processes share memory and cores with these; stopping it
             stops this object, too.
     """
 

@@ -12,11 +12,11 @@ import psutil
 
 from tftpu.amounts import format_duration, format_size
 
-_EVERY = 0.5  # seconds between two checks
+_EVERY = 0.5  # seconds between two updates of the display
 # Seconds after which a phase prints its first two lines; from then on, the interval doubles, up
 # to a minute.
 _FIRST, _SECOND, _LONGEST = 1.0, 10.0, 60.0
-_LONG = 20.0  # seconds after which a check shows results before its end
+_LONG = 20.0  # seconds after which a check prints each result at once, before the report
 
 
 @dataclasses.dataclass

@@ -38,7 +38,7 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            # If the file system has no locks, no process can remove the folder.
+            # Without locks in the file system, no process removes folders of others: see `_remove`.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield Path(folder)

@@ -60,7 +60,7 @@ def examine(
 
 
 def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> SliceReport:
-    """Returns the report with advice on changes that fit, or a finer mesh's for mesh="auto".
+    """Returns the report with advice on changes that fit; with mesh="auto", a finer mesh's report.
 
     Raises:
         UserError: a change has no result: the time limit passed, or the compiler crashed.
@@ -80,7 +80,7 @@ def _search_change(examiner: Examiner, report: SliceReport, target: Slice) -> Sl
 
 
 def _examine_mesh(examiner: Examiner, target: Slice) -> SliceReport:
-    """Returns the report for a finer mesh; adds the flag of the mesh to advised flags."""
+    """Returns the report of a finer mesh, and adds the mesh's flag to advice that gives flags."""
     report = examine(examiner, target)
     mesh = f"--config.cluster.mesh={report.mesh} "
     report.advice = [mesh * text.startswith("--config.") + text for text in report.advice]

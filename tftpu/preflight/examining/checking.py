@@ -133,7 +133,7 @@ def _check(
 
 
 def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -> str:
-    """Returns the dtype policy for building: a model's, or for a function that of the options."""
+    """Returns the dtype policy to build under: a model's own, or that of the options."""
     policy = choose_policy(options.precision, "tpu")
     if not isinstance(model, keras.Model):
         return policy
@@ -147,7 +147,7 @@ def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -
 
 
 def _describe_unfinished(known: list[str], left: list[str]) -> list[str]:
-    """Returns lines about a check that was interrupted."""
+    """Returns lines on an interrupted check: the results known so far, and the slices left."""
     if not known:
         return [f"No results yet, except for the estimates above: {', '.join(left)}."]
     finished = ["Known before the interruption:", *(f"  {line}" for line in known)]

@@ -124,7 +124,7 @@ class Examiner:
     def _fill(
         self, report: SliceReport, step: LoweredStep, compiled: Compiled, target: Slice, shard: int
     ) -> None:
-        """Adds the costs of the compiled program to the report of a slice."""
+        """Adds the compiled program's host memory, costs and plots to the report of a slice."""
         report.host_bytes = count_host_bytes(compiled.memory)
         if report.exceeds_host:
             report.fits, report.error = False, describe_host_excess(report.host_bytes, target)

@@ -20,6 +20,7 @@ from tftpu.preflight.page.svg import (
 from tftpu.preflight.plots import MemoryCurve, RooflinePoint
 from tftpu.tpu.slices import Slice
 
+# Sizes in a plot's own units.
 NARROW = 440  # narrower plots are drawn for a phone
 _ROW, _BAR = 24, 14  # height of a row and of its bar, in a plot of bars
 _LEFT, _RIGHT, _TOP, _BOTTOM = 92, 30, 30, 42  # margins of a plot with axes

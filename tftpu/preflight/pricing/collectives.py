@@ -43,7 +43,7 @@ def is_between_slices(instruction: Instruction) -> bool:
 
 
 def find_key(instruction: Instruction, within: Within) -> str:
-    """Returns the key of an instruction's collective: its channel, or its name."""
+    """Returns the key of an instruction's collective: its rendezvous, channel or name."""
     for inside, computation in within:
         if inside is instruction and is_between_slices(instruction):
             named = computation[inside.operands[0]] if inside.opcode == "recv-done" else inside

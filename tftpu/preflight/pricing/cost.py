@@ -150,8 +150,8 @@ def parse_memory_stats(stats: dict[str, int]) -> Memory:
     """Returns one replica's HBM use, given `Compiled.memory`.
 
     The compiler's sum of temporaries can exceed the chip's memory for a program that fits. Its peak
-    also counts arrays that lie on the core, or on the host, instead of in HBM. The result has the
-    lower of the two.
+    also counts arrays that lie on the core, or on the host, instead of in HBM. The result's
+    `temporaries` are the lower of the two.
     """
     arguments, outputs = stats["argument_size_in_bytes"], stats["output_size_in_bytes"]
     aliased = stats["alias_size_in_bytes"]

@@ -75,7 +75,7 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """Counts of the published times of a generation, and the ranges of its predictions.
+    """How many published times the prices of a generation rest on, and its predictions' range.
 
     Attributes:
         steps: number of train steps.

@@ -377,7 +377,7 @@ def _count_convolution_macs(
 def _count_positions(
     out: int, n: int, size: int, stride: int, pad: int, spread: int, step: int
 ) -> int:
-    """Counts the pairs of output and kernel positions along an axis that read an input element."""
+    """Counts the pairs of output and kernel positions on an axis that read input, not padding."""
     last = (n - 1) * spread
     return sum(
         0 <= at <= last and at % spread == 0

@@ -13,7 +13,7 @@ from typing import Any
 from tftpu.preflight.compiling.jax_internals import load_internals
 from tftpu.preflight.program.hlo import Instruction
 
-# The contracted dimensions of the left operand.
+# Matches the contracted dimensions of a product's left operand.
 _CONTRACTED = re.compile(r"dot_dimension_numbers<\[([\d, ]*)\]")
 _ARITHMETIC = {"addi": operator.add, "subi": operator.sub, "muli": operator.mul}
 

@@ -78,7 +78,7 @@ class Lifetimes:
         self.arrays = list(self._iterate_arrays())
 
     def _iterate_arrays(self) -> Iterator[Array]:
-        """Yields an array for each group of leaves that share one."""
+        """Yields each array once, though several values may share it."""
         names: dict[int, list[str]] = {}
         for leaf in self._made:
             names.setdefault(id(leaf.top), []).append(leaf.maker.name)
@@ -266,7 +266,7 @@ class _Leaf:
 def _find_in_place(
     instruction: Instruction, operands: list[list[_Leaf]], made: list[_Leaf]
 ) -> Iterator[list[_Leaf]]:
-    """Yields groups of leaves, operands and results, that an instruction keeps in one array."""
+    """Yields lists of the operands and results that an instruction keeps in one array."""
     both = [leaf for leaves in operands for leaf in leaves] + made
     for indices in re.findall(r'\{"indices":\[([^\]]*)\]\}', instruction.rest):
         places = [int(place) for place in re.findall(r"\d+", indices)]

@@ -153,7 +153,7 @@ class Runs:
         return step if step > 0 and _is_element(value, index, body) else None
 
     def _find_kept(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns a number in a loop's state that the body does not change; None for any other."""
+        """Returns element `index` of a loop's state if the body does not change it, else None."""
         body = self._find_part(loop, "body")
         value = _find_result(body, index)
         while value is not None and value.opcode in _SAME:
@@ -181,7 +181,7 @@ class Runs:
     def _find_element(
         self, source: Instruction, computation: Computation, index: int
     ) -> int | None:
-        """Returns a number in a loop's result, or a constant one in its state; None if unknown."""
+        """Returns element `index` of a loop's result, or of its state if constant; else None."""
         if source.opcode == "parameter" and id(computation) in self._loops:
             loop, outside = self._loops[id(computation)]
             return self._find_kept(loop, outside, index)

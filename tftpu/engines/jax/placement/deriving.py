@@ -165,9 +165,9 @@ def _shard_outputs(product: Product) -> Iterator[tuple[keras.Variable, int]]:
 
 
 def _shard_experts(layer: keras.Layer, width: int) -> Iterator[tuple[keras.Variable, int]]:
-    """Yields variables with a kernel per expert, (experts, inputs, outputs), and an index.
+    """Yields variables with a kernel per expert, each with the index of the dimension to shard.
 
-    It is the index of the dimension to shard: the one that does not have the model's width.
+    In (experts, inputs, outputs), this is inputs or outputs: whichever is not the model's width.
     """
     for variable in _list_own(layer):
         if len(variable.shape) == 3 and list(variable.shape[1:]).count(width) == 1:

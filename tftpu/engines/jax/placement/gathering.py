@@ -3,8 +3,8 @@
 A device gathers a weight where a layer reads it, in the compute dtype, and keeps only its shard of
 the gradient (ZeRO-3; Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). Blocks that are
 recomputed, or run as a loop, gather again in the backward pass; other layers keep the gathered
-weights. By default, XLA's partitioner would multiply by shards of the weights and then add up the
-activations, which are larger than the weights, over devices.
+weights. By default, XLA's partitioner would multiply by shards of the weights, and then add up over
+devices the activations, which are larger than the weights.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def _gather(value: Tensor, cut: NamedSharding, whole: NamedSharding) -> Tensor:
         return checkpoint_name(jax.lax.with_sharding_constraint(value, whole), GATHERED)
 
     def forward(value: Any) -> tuple[Any, None]:
-        # Names the value in this rule: a remat policy does not see names inside a custom_vjp.
+        # Names the value here, too: a remat policy does not see names inside a custom_vjp.
         return gather(value), None
 
     def backward(_: None, grad: Any) -> tuple[Any]:

@@ -1,6 +1,6 @@
-"""Keeps the tables of a vocabulary sharded in a step, and gathers the tokens instead.
+"""Keeps the tables of a vocabulary sharded in a step, and gathers the activations instead.
 
-With 262,144 classes and 8,192 tokens per step, the tokens are far smaller. Each device computes the
+With 262,144 classes and 8,192 tokens per step, these are far smaller. Each device computes the
 logits of its rows of the table for the tokens of all devices, and looks up embeddings in its rows.
 The partition of the vocabulary follows Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, but
 along `fsdp`, whose devices have different examples.

@@ -40,8 +40,8 @@ _handlers: list[Any] = []  # signal handlers for C code; keeps Python from freei
 def find_slice_task() -> Task:
     """Returns this process's index and the number of processes on a TPU slice.
 
-    Returns a single process for a slice of one host, and without a metadata server, as on Colab. If
-    a larger slice's server does not answer, `connect` fails later, as JAX finds more processes.
+    The number is 1 for a slice of one host, or without a metadata server, as on Colab. If a larger
+    slice's server does not answer, `connect` fails later, because JAX finds more processes.
 
     Raises:
         HostLost: the address of the first host was not found.
@@ -128,7 +128,7 @@ def _connect_task(task: Task) -> Any:
         shutdown_timeout=hosts.ARRIVE,
         shutdown_on_destruction=False,
         use_compression=True,
-        # jaxlib 0.10.2 aborts before it calls a Python callback: see `_exit_as_lost_on_abort`.
+        # jaxlib 0.10.2 aborts before it calls this; then `_exit_as_lost_on_abort` handles SIGABRT.
         missed_heartbeat_callback=lambda status: hosts.exit_as_lost(f"Host 0 was lost: {status}."),
     )
     state.client.connect()

@@ -45,8 +45,8 @@ class Store:
     def wait_for(self, name: str) -> str:
         """Returns a text as soon as a host sets it."""
         while True:
-            # An error means that no host has set the text yet. `Watch` ends the process if one is
-            # lost.
+            # An error means that no host has set the text yet. If a host is lost, `Watch` ends the
+            # process.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 return self._client.blocking_key_value_get(f"tftpu/{name}", 60_000)
             time.sleep(0.1)

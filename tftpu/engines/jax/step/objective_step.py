@@ -83,7 +83,7 @@ class ObjectiveStep:
         checks.refuse_updates(traced.updated, state.model, state.untrained, state.seed_states)
         self.constants = _find_constants(state, traced.read)
         checks.refuse_unreached(self._losses.terms, reached)
-        # Without microbatches, a scalar loss is exact, because it is computed from the whole batch.
+        # Without microbatches, a loss that returns one number is computed from the whole batch.
         if microbatching.microbatches > 1:
             checks.warn_of_means(self._group, traced.computed)
         self._reached = reached
@@ -265,7 +265,7 @@ class ObjectiveStep:
         if all(value is not None for value in known):
             return known
         if self._described.masked or not isinstance(losses, CompiledLosses):
-            # Only the masks are used, so the compiler removes the rest of this forward pass.
+            # Only the divisors are used, so the compiler removes the rest of this forward pass.
             own = [values.trainable[i] for i in self._own]
             elements = self._run(values, own, step, 0, batch, valid=valid).computed.elements
         else:

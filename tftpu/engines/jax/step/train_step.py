@@ -38,7 +38,7 @@ class TrainStep:
         sums: the layout of the sums over steps.
 
     Raises:
-        UserError: the shape or a layer does not allow training.
+        UserError: the batch's shape or a layer does not allow training.
     """
 
     def __init__(self, state: JaxState, shard_spec: Nest, examples: int | None = None):

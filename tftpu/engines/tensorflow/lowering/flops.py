@@ -138,7 +138,7 @@ def _find_increment(body: Any, place: int | None) -> int:
 
 
 def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
-    """Returns the value of an integer in a loop's condition at the start; None if unknown."""
+    """Returns an integer of a loop's condition as it is before the loop starts; None if unknown."""
     place = _find_input(tensor, condition)
     return _read_constant(tensor if place is None else loop.inputs[place])
 
@@ -170,7 +170,7 @@ def _count_flops(op: tf.Operation) -> int:
         features = output[_choose_axes(op, output.rank).channels]
         return 2 * output[0] * _count_taps(shapes[0], output, shapes[1], op) * channels * features
     if op.type in ("Conv2DBackpropInput", "Conv3DBackpropInputV2"):
-        # A transposed convolution has the products of the convolution from its output to its input.
+        # As many products as a convolution from this op's output to its input.
         _, kernel, given = shapes
         return 2 * given[0] * _count_taps(output, given, kernel, op) * kernel[-2] * kernel[-1]
     return 0
@@ -189,7 +189,7 @@ def _choose_axes(op: tf.Operation, rank: int) -> _Axes:
 
 
 def _count_taps(given: Shape, output: Shape, kernel: Shape, op: tf.Operation) -> int:
-    """Returns how often one channel of a kernel multiplies a pixel of an image, not padding."""
+    """Counts the products of one channel of a kernel with the pixels of an image, not padding."""
     return math.prod(
         _count_taps_along(given[axis], output[axis], size, op, axis)
         for axis, size in zip(_choose_axes(op, output.rank).spatial, kernel)

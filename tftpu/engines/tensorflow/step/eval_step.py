@@ -77,7 +77,8 @@ class EvalStep:
     def predict(self, x: Nest) -> Nest:
         """Returns the model's output for one replica's shard of the features."""
         outputs, seeds = forward.predict(self._state, x)
-        if self._state.replicas == 1:  # several would draw the same numbers anyway
+        # Lets the next batch draw other random numbers. Several replicas all draw the same anyway.
+        if self._state.replicas == 1:
             for variable, value in seeds:
                 variable.value.assign(value)
         return outputs
@@ -89,7 +90,7 @@ class EvalStep:
     def _count_examples(
         self, examples: Tensor, size: float, valid: Tensor | None, shards: int
     ) -> Tensor:
-        """Returns the global batch's number of examples; padding counts unless a loss is a sum."""
+        """Returns the global batch's number of examples, or an upper bound if no loss uses it."""
         summed = any(term.reduction == "sum" for one in self._state.losses for term in one.terms)
         if valid is None or not summed:
             return tf.constant(size * shards)

@@ -44,7 +44,7 @@ class ShardGradients:
         state: the variables.
         group: the index of the objective.
         forward: the forward pass of the objective.
-        described: the properties of the forward pass.
+        described: the pass's outputs and divisors, and whether it has masks.
         examples: number of examples of a microbatch.
         division: the division of the global batch into shards and microbatches.
     """
@@ -146,7 +146,7 @@ class ShardGradients:
     def _accumulate(
         self, microbatch: Callable, batch: Nest, trainable: list, statistics: list, metrics: list
     ) -> tuple:
-        """Adds up the results of `microbatch` in a device loop, but averages the statistics."""
+        """Calls `microbatch` in a device loop; adds up its results, but averages the statistics."""
         count = self._microbatches
         cut = keras.tree.map_structure(lambda t: tf.reshape(t, (count, -1, *t.shape[1:])), batch)
 

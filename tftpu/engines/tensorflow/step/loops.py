@@ -69,8 +69,7 @@ def build_device_loop(
             if turns is None:
                 strategy.run(step, args=(batch,))
             else:
-                # The branches are outside of the step, because collectives must not be in a branch
-                # inside of replicas.
+                # Each branch calls `strategy.run`: a branch inside of it must not have collectives.
                 branches = [_build_branch(strategy, step, batch, due) for due in turns.due]
                 tf.switch_case(turns.next(), branches)
             return index + 1, waited
