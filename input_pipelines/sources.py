@@ -137,7 +137,8 @@ class StreamedImages(Streamed):
     - "tfds": the folder where TFDS prepared the data set `name`.
     - "tfrecord": a folder with a `dataset.json`; or TFRecord files of any program, named SPLIT* or
       in a folder SPLIT, whose records hold an image file and its label.
-    - "folder": a folder with a subfolder for each split, which has a subfolder for each class.
+    - "folder": a folder with a subfolder for each split, which has a subfolder for each class. If
+      the subfolders are classes, one image in five is held out of each and evaluated.
     - "index": a folder with a table for each split, SPLIT.csv (or .tsv, .jsonl, .ndjson, .json),
       with the columns image (a path relative to the folder) and label.
     """

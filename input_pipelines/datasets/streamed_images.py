@@ -1,9 +1,8 @@
 """Images with one class each, which are read, decoded and augmented during training."""
 
-import json
+import dataclasses
 import logging
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 from tftpu.config import DataContext
 from tftpu.config.data import ExportInputs
-from tftpu.errors import UserError, find_nearest
+from tftpu.errors import UserError
 from tftpu.input_pipelines import addresses, unlabelled
 from tftpu.input_pipelines.augment import decode, image_ops, mix
 from tftpu.input_pipelines.formats import example_proto, image_records, manifest
@@ -29,6 +28,8 @@ from tftpu.storage import files
 
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
+
+_HELD_OUT = 5  # without folders of splits, one image in this number of each class is held out
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,13 @@ def build_training(data: "StreamedImages", context: DataContext) -> Pipeline:
 def build_evaluation(data: "StreamedImages", context: DataContext) -> tf.data.Dataset:
     """Returns a data set of every evaluation image, once, in batches."""
     source, parse = _open_source(data, data.eval_split)
+    if data.format == "folder" and _holds_out(data):
+        print(
+            f"{data.data_dir} has no folder {data.train_split} or {data.eval_split}: one "
+            f"in {_HELD_OUT} images of each class, {source.count:,} in all, is held out to "
+            "evaluate on",
+            flush=True,
+        )
     prepare = image_ops.build_evaluation_crop(data.augment, data.image_size, data.channels)
 
     def finish(batch: Batch, seeds: Tensor) -> Batch:
@@ -239,57 +247,58 @@ def _list_images(
         UserError: the folder or the index of the split is missing or not valid.
     """
     folder = data.data_dir or ""
-    if data.format == "folder":
-        place = files.join(folder, split)
-        image_files.check_folder(folder or ".", f" {manifest.OTHER_FOLDER}")
-        if not files.is_remote(place) and not os.path.isdir(place):
-            raise UserError(_explain_missing_split(data, split))
-        return image_files.list_in_folders(place, classes)
-    return image_index.list_in_index(image_index.find_index(folder, split), classes, num_classes)
+    if data.format == "index":
+        return image_index.list_in_index(
+            image_index.find_index(folder, split), classes, num_classes
+        )
+    image_files.check_folder(folder or ".", f" {manifest.OTHER_FOLDER}")
+    if _has_folder(folder, split):
+        return image_files.list_in_folders(files.join(folder, split), classes)
+    if not _holds_out(data):
+        raise UserError(_explain_missing_split(data, split))
+    found = image_files.list_in_folders(folder, classes)
+    if split == data.eval_split:
+        found = dataclasses.replace(found, left_out={})  # listed for the training split
+    chosen = image_files.select_share(found, 1 / _HELD_OUT, held_out=split == data.eval_split)
+    if not chosen.images:
+        raise UserError(
+            f"The classes in {folder} have too few images to hold out one in {_HELD_OUT} of each: "
+            f"add images, or make folders {data.train_split} and {data.eval_split} in it, each "
+            "with a folder for each class."
+        )
+    return chosen
+
+
+def _holds_out(data: "StreamedImages") -> bool:
+    """Returns whether the folders in `data_dir` are classes, so that images must be held out."""
+    folder, names = (data.data_dir or "").rstrip("/"), (data.train_split, data.eval_split)
+    above, name = os.path.split(folder)
+    if any(_has_folder(folder, split) for split in names) or names[0] == names[1]:
+        return False
+    if name in names and any(_has_folder(above, split) for split in names if split != name):
+        return False  # `data_dir` should be the folder above
+    _, inside = files.list_folder(folder)
+    return sum(map(image_files.is_like_split, inside)) < 2
+
+
+def _has_folder(folder: str, name: str) -> bool:
+    place = files.join(folder, name)
+    return any(files.list_folder(place)) if files.is_remote(place) else os.path.isdir(place)
 
 
 def _explain_missing_split(data: "StreamedImages", split: str) -> str:
     """Returns the error message for a `data_dir` without the folder of a split."""
-    folder = os.path.normpath(data.data_dir or ".")
-    above, name = os.path.dirname(folder) or ".", os.path.basename(folder)
-    inside = ", ".join(f"{one}/CLASS" for one in dict.fromkeys((data.train_split, data.eval_split)))
+    folder = (data.data_dir or "").rstrip("/")
+    above, name = os.path.split(folder)
+    fields = {"train_split": data.train_split, "eval_split": data.eval_split}
+    inside = ", ".join(f"{one}/CLASS" for one in dict.fromkeys(fields.values()))
     said = f"There is no folder {files.join(folder, split)}: data.data_dir needs {inside}."
-    if name in (data.train_split, data.eval_split):
-        if os.path.isdir(files.join(above, split)):
-            return f"{said} Did you mean --config.data.data_dir={above}?"
-    elif os.path.isdir(files.join(folder, data.train_split)):
-        others = sorted(one.name for one in os.scandir(folder) if one.is_dir())
-        return f"{said} It has {', '.join(others[:10])}: name one, --config.data.eval_split=NAME."
-    output = f"{folder}-shards"
-    converted = _find_converted_split(data, output)
-    if not converted and files.exists(files.join(output, manifest.NAME)):
-        output = files.suggest_path(output)
-    source, shards = shlex.quote(f"images:{folder}"), shlex.quote(output)
-    named = converted or "validation"
-    flags = (
-        f"add to your command: --config.data.format=tfrecord --config.data.data_dir={shards} "
-        f"--config.data.eval_split={shlex.quote(named)}, or to the config, for all commands: "
-        f'StreamedImages(format="tfrecord", data_dir={json.dumps(output)}, eval_split="{named}", '
-        "...)"
-    )
-    if converted:
-        return f"{said} {shards} holds converted splits: {flags}"
-    return (
-        f"{said} To split a folder with a folder for each class: tftpu data convert "
-        f"--source={source} --output={shards} --validation_fraction=0.2; then {flags}"
-    )
-
-
-def _find_converted_split(data: "StreamedImages", folder: str) -> str | None:
-    """Returns the converted split to evaluate on; None if it or `train_split` is missing."""
-    try:
-        splits = manifest.read(folder).splits
-    except UserError:  # there are no shards, or they cannot be used
-        return None
-    others = [split for split in splits if split != data.train_split]
-    if len(others) == len(splits):
-        return None
-    return find_nearest(data.eval_split, others) or next(iter(others), None)
+    if name in fields.values() and _has_folder(above, split):
+        return f"{said} Did you mean --config.data.data_dir={above or '.'}?"
+    _, others = files.list_folder(folder)
+    missing = [field for field, one in fields.items() if not _has_folder(folder, one)]
+    flags = " ".join(f"--config.data.{field}=NAME" for field in missing)
+    return f"{said} It has {', '.join(others[:10])}: name the folder of a split, {flags}."
 
 
 def _check_classes(data: "StreamedImages", found: int, are_names: bool = True) -> None:

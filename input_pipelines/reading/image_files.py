@@ -320,7 +320,7 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
         top, *between, _ = name.split("/")
         inner.setdefault(top, set()).update(between[:1] or [""])
     deep = sorted(top for top, names in inner.items() if "" not in names)
-    alike = [top for top in deep if _is_like_split(top)]
+    alike = [top for top in deep if is_like_split(top)]
     shared = set.intersection(*inner.values()) if len(deep) == len(inner) > 1 else set()
     if len(alike) > 1 or len(shared) > 1:
         splits = alike if len(alike) > 1 else deep
@@ -333,7 +333,7 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
         )
 
 
-def _is_like_split(name: str) -> bool:
+def is_like_split(name: str) -> bool:
     """Returns whether a name begins or ends like a split, such as seg_train or val2017."""
     words = re.findall(r"[a-z]+", name.lower())
     return bool({*words[:1], *words[-1:]} & {*SPLIT_NAMES})

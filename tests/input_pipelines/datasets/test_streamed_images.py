@@ -1,5 +1,6 @@
 """Images read while training: from shards, from TFDS, from files; and their errors."""
 
+import dataclasses
 import io
 import json
 import logging
@@ -21,7 +22,7 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines import pipeline as pipeline_module
 from tftpu.input_pipelines.convert import converter
 from tftpu.input_pipelines.convert.conversion import Conversion
-from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.datasets import streamed_images
 from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
@@ -223,20 +224,6 @@ def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, cap
 
 
 @pytest.mark.slow
-def test_a_folder_of_one_split_is_answered_by_its_parent_or_the_command(tmp_path):
-    as_files(tmp_path, "folder")
-    given = {"format": "folder", "eval_split": "train2", "global_batch_size": 5}
-    data = settings(tmp_path / "train", **given)
-    with pytest.raises(
-        UserError, match=f"train/CLASS, .*mean --config.data.data_dir={tmp_path}[?]"
-    ):
-        input_pipelines.training(data, seed=1)
-    (tmp_path / "train").rename(tmp_path / "photos")
-    data = settings(tmp_path / "photos", **given)
-    with pytest.raises(UserError, match=r"data convert --source=images:.*/photos --output="):
-        input_pipelines.training(data, seed=1)
-
-
 @pytest.mark.slow
 def test_a_skipped_image_is_decoded_and_named_once(tmp_path, capfd, caplog):
     as_files(tmp_path, "folder")
@@ -474,28 +461,50 @@ def test_the_source_of_a_converted_image_can_be_kept(pictures, tmp_path):
     assert len(set(kept["source"])) == 60
 
 
-def test_a_folder_of_classes_is_answered_with_flags_to_paste(tmp_path, monkeypatch):
+def test_of_a_folder_of_classes_one_image_in_five_is_held_out(pictures, tmp_path, capsys):
+    data = settings(pictures, format="folder", eval_split="val", num_classes=3)
+    training = input_pipelines.training(data)
+    evaluation = input_pipelines.evaluation(data)
+    said = "one in 5 images of each class, 12 in all, is held out to evaluate on"
+    assert said in capsys.readouterr().out
+    assert training.count == 48
+    labels = [int(label) for _, batch in evaluation for label in batch]
+    assert labels == [0] * 4 + [1] * 4 + [2] * 4
+    parts = [streamed_images.list_split(data, split).images for split in ("train", "val")]
+    paths = [{image.path for image in part} for part in parts]
+    assert not paths[0] & paths[1] and len(paths[0] | paths[1]) == 60
+    few = tmp_path / "few"
+    for number in range(6):
+        (few / "cdo"[number % 3]).mkdir(parents=True, exist_ok=True)
+        (few / "cdo"[number % 3] / f"{number}.jpg").write_bytes(data_sets.picture(number))
+    with pytest.raises(UserError, match="too few images to hold out one in 5 of each"):
+        input_pipelines.evaluation(dataclasses.replace(data, data_dir=str(few)))
+
+
+@pytest.mark.parametrize(
+    ("folders", "data_dir", "message"),
+    [
+        (
+            ["train", "tset"],
+            "photos",
+            "It has train, tset: name the folder of a split, --config.data.eval_split=NAME.",
+        ),
+        (["val", "tarin"], "photos", "--config.data.train_split=NAME."),
+        (
+            ["training", "testing"],
+            "photos",
+            "It has testing, training: name the folder of a split, "
+            "--config.data.train_split=NAME --config.data.eval_split=NAME.",
+        ),
+        (["train", "val"], "photos/train", "Did you mean --config.data.data_dir=photos?"),
+    ],
+)
+def test_a_missing_split_is_not_held_out(folders, data_dir, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos/cat").mkdir(parents=True)
-    data = StreamedImages(format="folder", data_dir="photos", num_classes=1)
-    flags = "data.format=tfrecord", "data.data_dir=photos-shards", "data.eval_split=validation"
-    with pytest.raises(UserError, match="--source=images:photos --output=photos-shards") as error:
+    for name in folders:
+        (tmp_path / "photos" / name / "cat").mkdir(parents=True)
+        (tmp_path / "photos" / name / "cat" / "1.jpg").write_bytes(data_sets.picture(1))
+    data = StreamedImages(format="folder", data_dir=data_dir, eval_split="val", num_classes=1)
+    with pytest.raises(UserError, match=re.escape(message)):
         input_pipelines.training(data)
-    assert ": " + " ".join(f"--config.{flag}" for flag in flags) + ", or to the" in str(error.value)
-    (tmp_path / "photos-shards").mkdir()
-    shards = (manifest.Shard("a", 1, 20),)
-    for names, split in (
-        (["val", "train"], "val"),
-        (["train", "test", "validation"], "validation"),
-    ):
-        manifest.write(manifest.Manifest("photos-shards", {}, dict.fromkeys(names, shards)))
-        with pytest.raises(UserError, match="photos-shards holds converted splits: add") as error:
-            input_pipelines.training(data)
-        assert "data convert" not in str(error.value)
-        written = f'data_dir="photos-shards", eval_split="{split}", ...)'
-        assert str(error.value).endswith(f'StreamedImages(format="tfrecord", {written}')
-    for names in (["train"], ["val"]):  # another conversion has its place
-        manifest.write(manifest.Manifest("photos-shards", {}, dict.fromkeys(names, shards)))
-        with pytest.raises(UserError, match=r"data convert .*=photos-shards_2 ") as error:
-            input_pipelines.training(data)
-        assert "--config.data.data_dir=photos-shards_2 " in str(error.value)
+        input_pipelines.evaluation(data)
