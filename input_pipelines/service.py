@@ -126,7 +126,7 @@ def _receive_batches(
                     raise UserError(_read_line(stream)["error"])
                 found = int.from_bytes(_read_exactly(stream, 8), "big")
                 if kind != BATCH or found != number:
-                    raise UserError(f"The data service at {address} sent the wrong step.")
+                    raise UserError(f"The data service at {address} sent the wrong batch.")
                 yield tuple(_receive_part(stream, part) for part in parts)
                 number += wanted.machines
     except OSError as error:

@@ -95,7 +95,7 @@ def merge_weights(
 
     Args:
         model: the model with or without adapters, quantized or not.
-        replaced: values by path to use instead of the weights', such as their averages.
+        replaced: values to use instead of the weights, such as their moving averages, by path.
 
     Raises:
         UserError: a layer is quantized in a way that cannot be undone, or weights share a path.

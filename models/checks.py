@@ -88,7 +88,7 @@ def check_stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
 
 
 def check_norm_batch(value: int | str, batch: PerReplicaBatch) -> None:
-    """Raises `UserError` if a microbatch cannot be split into groups of `value` examples."""
+    """Raises `UserError` unless a microbatch is the batch ("global") or a multiple of `value`."""
     if value == "global":
         if batch.gradient_accumulation_steps > 1:
             raise UserError(

@@ -112,7 +112,7 @@ def read_scale(layer: keras.layers.EinsumDense) -> Tensor:
 
 
 class GraphCall(NamedTuple):
-    """A call of an operation that occurs only once in the graph of a functional model.
+    """The only call of an operation in the graph of a functional model.
 
     Attributes:
         operation: a layer or another operation.

@@ -71,7 +71,7 @@ def load_manifest(data: "Records", split: str) -> Manifest:
     if is_there and not spec and not files.exists(files.join(folder, manifest.NAME)):
         raise UserError(
             f"{folder} has no {manifest.NAME}: describe its records in data.spec, as in "
-            f"({_propose_spec(folder, split)}). StreamedImages reads records of images."
+            f"({_propose_spec(folder, split)}). For records of images, use StreamedImages."
         )
     return counted.read_manifest(folder, split, spec, data.compression)
 

@@ -48,8 +48,8 @@ def _draw_values(data: "Synthetic") -> Any:
     size = 4 * data.examples * sum(math.prod(feature.shape) for feature in features.values())
     if size > psutil.virtual_memory().available:
         raise UserError(
-            f"data.examples={data.examples} examples of data.spec take {format_size(size)}, more "
-            "than the free memory: use fewer or smaller examples."
+            f"The {data.examples} examples of data.spec take {format_size(size)}, more than the "
+            "free memory: use fewer (data.examples) or smaller ones."
         )
     for name, feature in features.items():
         shape = (data.examples, *feature.shape)

@@ -272,8 +272,8 @@ def check_text(value: Any, field: str, place: str) -> str:
     advice = "put it in quotes, or leave the record out."
     if isinstance(value, list | dict):
         advice = (
-            "write the texts in it to separate fields, such as a question and its answer, and name "
-            "those as data.prompt and data.field."
+            "write the texts in it to separate fields, such as a question and its answer, and set "
+            "data.prompt and data.field to their names."
         )
     raise UserError(
         f"{place}: the field {field!r} is {json.dumps(value)[:80]}, not a text: {advice}"

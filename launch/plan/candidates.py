@@ -207,7 +207,7 @@ class Space:
         if self.remat_field == "train.remat" and not blocks:
             return ["none"]
         left_out = () if self.has_mesh else JAX_REMATS
-        kernel = "attention"  # left out without the flash kernel, where it equals "block"
+        kernel = "attention"  # without the flash kernel the same remat as "block", so left out
         kept = {self.read_remat(), *([kernel] if attention == "flash" else [])}
         return [r for r in REMATS if r not in left_out and (r != kernel or r in kept)]
 

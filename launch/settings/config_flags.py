@@ -74,9 +74,9 @@ def load(name: str, overrides: list[str]) -> Experiment:
     code = find_code(name)
     folder = code.folder if code else CONFIGS
     missing = UserError(
-        f"The config {name!r} has no function get_config(), which returns a tftpu.Experiment "
-        "(`tftpu init NAME` writes one). Run a script with `python`; `tftpu.preflight.check` "
-        "predicts the memory, time and price of its model."
+        f"The config {name!r} has no get_config() that returns a tftpu.Experiment (`tftpu init "
+        "NAME` writes one). If it is a script, run it with `python`; `tftpu.preflight.check` "
+        "predicts the model's memory, time and price."
     )
     if code and not any(word in code.file.read_bytes() for word in (b"get_config", b"import *")):
         raise missing  # not imported: without get_config(), it may be a script that trains
@@ -141,11 +141,11 @@ def _check_readable(
     for path in find_unreadable(experiment, own, imported, written):
         package, _, attribute = path.rpartition(".")
         raise UserError(
-            f"The config {name!r} uses {path}, which commands on its workdir, such as `tftpu "
-            "evaluate`, could not find. From other packages, they can find losses, metrics and "
-            "optimizers that derive from Keras's classes, and functions by the names with which "
-            f"they were defined. Write `from {package} import {attribute}` at the top of the "
-            "file, or derive a class or define a function in a file beside it."
+            f"The config {name!r} uses {path}, which later commands on its workdir, such as "
+            f"`tftpu evaluate`, could not load. Write `from {package} import {attribute}` at the "
+            "top of the config file; this works for losses, metrics and optimizers derived from "
+            "Keras's classes, and for functions under the names they were defined with. "
+            "Otherwise, write your own subclass or function in a file beside the config."
         )
     for cls in find_unreadable_classes((experiment.model, experiment.data), own, imported):
         raise UserError(
@@ -196,7 +196,7 @@ def load_space(name: str) -> tuple[str, ...]:
 def find_config_of_run(folder: str) -> str | None:
     """Returns the name or path of the config that a run was trained with; None if unknown.
 
-    A run of a config of tftpu records no file, so the config is guessed from the folder's name.
+    If the config comes with tftpu, no path is recorded: its name is guessed from the folder's.
     """
     path = files.join(folder, "config.json")
     if not files.exists(path):

@@ -234,8 +234,8 @@ class _Preparation:
             if isinstance(x, dict) and "prompts" in x and not self._takes_pairs:
                 raise UserError(
                     f"The preprocessor {kind} takes texts, not prompts and responses. Join both in "
-                    "one field of the data, name it as data.field, and leave data.prompt out. Loss "
-                    "and accuracy then count the prompts as well."
+                    "one field of the data, set data.field to its name, and leave data.prompt out. "
+                    "Loss and accuracy then count the prompts as well."
                 ) from error
             text = str(error).replace("\x1b[1m", "").replace("\x1b[0m", "")
             raise UserError(f"The data do not fit the preprocessor {kind}: {text}") from error

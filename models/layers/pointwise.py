@@ -152,8 +152,8 @@ def normalize_terms(*terms: Term) -> Tensor:
         terms: the terms with scales and shifts of (groups, filters), as for `Term`.
 
     Returns:
-        (batch, height, width, filters). Its gradients read x instead of the product, which gets no
-        gradient.
+        (batch, height, width, filters). Gradients are computed from x and kernel of each `Term`;
+        its product gets none.
     """
     groups, dtype = terms[0][3].shape[0], terms[0][1].dtype
     products = [ops.stop_gradient(product) for product, *_ in terms]
@@ -166,7 +166,7 @@ def normalize_terms(*terms: Term) -> Tensor:
         shift = _broadcast_groups(sum(shifts), dtype)
 
         def compute_output():
-            if groups > 1:  # a kernel for each group would split the input and join the outputs
+            if groups > 1:  # scaling the kernel, as below, would need one product per group
                 scaled = (
                     _group_examples(p, groups) * _broadcast_groups(s, dtype)
                     for p, s in zip(products, scales)

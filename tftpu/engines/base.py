@@ -31,7 +31,7 @@ class BaseEngine:
     data_shards: int
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
-        """Returns the length of one pass over data, perhaps by reading all; None: no known end."""
+        """Returns the length of one pass over data; may read them all. None: no end is known."""
         if isinstance(dataset, SlicedArrays):
             return Epoch(dataset.steps, count_examples(dataset.symbols))
         if isinstance(dataset, Stream) or (endless and conversion.is_endless(dataset)):

@@ -311,7 +311,7 @@ def _gather_rows(texts: Sequence[Writing | None]) -> dict[str, Any]:
 
 
 def _gather_uniform(texts: Sequence[Writing | None]) -> np.ndarray:
-    """Returns the random numbers that choose the next tokens, (texts, EVERY), float32."""
+    """Returns the random numbers for each text's next `EVERY` tokens, (texts, EVERY), float32."""
     found = np.zeros((len(texts), EVERY), np.float32)
     for numbers, text in zip(found, texts):
         if text is not None:

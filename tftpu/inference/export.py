@@ -26,7 +26,7 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
     """
     if any(v.path.rpartition("/")[2].startswith("lora_") for v in model.weights):
         raise UserError(
-            "The model has adapters, which neither Keras nor the zoo can read from such a file. "
+            f"The model has adapters, which neither Keras nor tftpu.models can read from {path}. "
             f"{_name_ways(model)}"
         )
     try:

@@ -65,7 +65,7 @@ def _body(x_ref, cosine_ref, sine_ref, out_ref, *, head_dim: int, lanes: int):
         at = slice(column * lanes, (column + 1) * lanes)
         x = x_ref[0, :, at].astype(jnp.float32)
         partner = pltpu.roll(x, half, 1)
-        if head_dim < LANES:  # several heads per column: first halves need the other direction
+        if head_dim < LANES:  # several heads per column: first halves are rolled the other way
             after = pltpu.roll(x, lanes - half, 1)
             partner = jnp.where(lane % head_dim < half, after, partner)
         out_ref[0, :, at] = (x * cosine + partner * sine).astype(out_ref.dtype)

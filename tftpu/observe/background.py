@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 LIMIT = 10_000  # most calls that may wait; further ones are dropped
 CLOSING = 20.0  # seconds that the end of a run waits for the thread
-_UPLOADING = 300.0  # seconds that the end of a run waits for services that upload all of it then
+_UPLOADING = 300.0  # seconds to wait at a run's end for services that upload everything then
 
 
 class Worker:

@@ -236,7 +236,7 @@ def takes_tokens(rows: Rows, hidden: Tensor, classes: int) -> bool:
     if not divided or keras.backend.standardize_dtype(hidden.dtype) == "float16":
         return False
     batch, time, _ = hidden.shape
-    # Even the fewest positions of each text can have more logits than should be in memory.
+    # Even the smallest block of positions can have more logits than should be in memory.
     enough = choose_positions(time, classes) * classes <= 2 * time * CHUNK
     return enough and classes // rows.count < batch * time
 

@@ -82,9 +82,9 @@ def _build_value(kind: FieldType, value: Any, where: str) -> Any:
     # JSON keeps the exact type of a value, except that a float may be written as an integer.
     known = (float, int) if kind.declared is float else (kind.declared,)
     if type(value) not in known or kind.container is not None:
-        raise ValueError(f"{where} is {str(value)[:40]!r}.")
+        raise ValueError(f"{where} cannot be {str(value)[:40]!r}.")
     if isinstance(value, int | float) and value and not _SMALLEST < value < _LARGEST:
-        raise ValueError(f"{where} is {str(value)[:40]}.")
+        raise ValueError(f"{where} cannot be {str(value)[:40]}.")
     return value
 
 

@@ -44,7 +44,7 @@ class SliceReport:
 
     Attributes:
         slice: name of the slice.
-        replicas: number of devices that share the global batch.
+        replicas: number of devices; without a mesh, each gets one shard of the global batch.
         per_core_batch: examples per replica and step.
         parameters: number of parameters of the model; `trained_parameters`: of the trained ones.
         compiles: whether the step can be compiled for this slice, even if it needs too much memory;

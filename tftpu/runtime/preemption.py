@@ -45,7 +45,7 @@ class PreemptionNotice:
     Args:
         grace_seconds: seconds from the notice to the end of the process.
         saved: function that returns the newest checkpoint's step, or None, for the last message.
-        noted: function called at the first notice, in the thread that receives the signals.
+        noted: function called at the first notice, in a separate thread.
 
     Attributes:
         requested: the name of the signal, or "a maintenance event"; None: no notice yet.

@@ -72,7 +72,7 @@ def call(
 
 
 def for_google_client(target: str) -> "Retry":
-    """Returns the policy for Google's storage client, which retries the chunks of an upload itself.
+    """Returns the policy by which Google's client retries requests and chunks of uploads.
 
     Writes are retried as well, because repeating one is safe: it requires a generation and so takes
     effect once, or it replaces any content.

@@ -215,7 +215,10 @@ class Slice:
 
     @property
     def replicas(self) -> int:
-        """Number of devices that libtpu compiles for; each gets one shard of the global batch."""
+        """Number of devices that libtpu compiles for.
+
+        Without a mesh, each gets one shard of the global batch.
+        """
         return self.chips * self.generation.cores
 
     @property
@@ -235,7 +238,7 @@ class Slice:
 
 
 ALIASES = {"v5litepod": "v5e"}  # generations under other names in Google's names of slices
-_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # not in names of slices
+_OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # unused in slices' names
 
 
 def parse_slice(name: str) -> Slice:

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def parse_sums(saved: Any) -> Any:
-    """Converts sums from JSON: a list to an array, the logs of a model's own steps to `Logs`."""
+    """Converts sums from JSON: a list to an array, a dict (of a model's `train_step`) to `Logs`."""
     return Logs(saved) if isinstance(saved, dict) else np.array(saved)
 
 

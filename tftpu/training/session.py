@@ -95,7 +95,7 @@ class Session:
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._save_due = False  # whether a save was due after the last device loop
-        # The step up to which an earlier process has trained; steps before it are repeated.
+        # The step up to which the run was trained before; steps before it are repeated.
         self._repeats_until = account.reached
         self._check_best_metric()
         callbacks.check_monitored(self._executor, validation_data is not None)

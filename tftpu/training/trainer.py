@@ -161,8 +161,7 @@ class Trainer:
 
         Either `epochs` or `steps` sets the length of the run. Both count from the beginning of the
         run, not of the call: the same command resumes, and a larger number continues. Without a
-        workdir, `epochs` count from the beginning of the call, as in Keras, once an earlier call
-        has completed.
+        workdir, a call after a completed one counts `epochs` from its own beginning, as in Keras.
 
         Args:
             x: arrays (NumPy, pandas, tensors, also sparse and ragged ones; nested as the model's
@@ -179,7 +178,8 @@ class Trainer:
                 may be smaller.
             verbose: "auto" or 1: a live line on a terminal, and lines elsewhere; 2: lines; 0:
                 nothing.
-            callbacks: Keras's own or yours. Those with batch methods are called for each batch.
+            callbacks: Keras's own or yours. Batch methods are called for each batch, or with
+                `steps_per_execution` for each execution, as in Keras.
             validation_split: the share of the arrays to validate on, taken from their end.
             validation_data: `(x, y)`, `(x, y, sample_weight)` or a finite data set, evaluated after
                 every epoch or `validation_freq` epochs; every example counts once.

@@ -80,7 +80,7 @@ def attach(client: "TpuClient", project: str, zone: str, name: str) -> None:
         name: name of the slice.
 
     Raises:
-        UserError: there is no such slice, it was preempted, or the run failed.
+        UserError: there is no such slice, no capacity for it, it was preempted, or the run failed.
     """
     get = client.get_queued_resource
     resource = format_resource(project, zone, name)

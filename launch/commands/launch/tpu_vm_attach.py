@@ -24,8 +24,10 @@ class Options(ProjectOptions):
 def run(options: Options) -> None:
     """Prints the output of the run's first worker until its end; deletes the slice unless kept.
 
+    A preempted slice is deleted even if kept; after Ctrl-C, or if following fails, none is deleted.
+
     Raises:
-        UserError: there is no such slice, it was preempted, or the run failed.
+        UserError: there is no such slice, no capacity for it, it was preempted, or the run failed.
     """
     project = options.resolve_project("google.cloud.tpu_v2", dry_run=False)
     from tftpu.launch.cloud.tpu_vm import client

@@ -127,7 +127,7 @@ def test_what_each_error_advises_works(tmp_path):
     """From records that nobody described to training on them, by the errors' words alone."""
     folder = write(tmp_path / "in", flowers)
     records = Records(data_dir=str(folder), features=("image",), label="class")
-    with pytest.raises(UserError, match="StreamedImages reads records of images") as error:
+    with pytest.raises(UserError, match="For records of images, use StreamedImages") as error:
         input_pipelines.training(records)
     lines = re.search(r"as in \((.*)\)\.", str(error.value))
     assert lines

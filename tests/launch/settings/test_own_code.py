@@ -115,9 +115,9 @@ def test_a_dot_in_the_name_is_refused_with_another_name(tmp_path):
             {"model": "import tftpu\nopen('/tmp/nowhere.csv')\n"},
             "in line 2 of model.py: there is no file '/tmp/nowhere.csv'.",
         ),
-        ({"mine": "x = 1\n"}, "has no function get_config()"),
-        ({"mine": "print(1 / 0)  # is not run\n"}, "has no function get_config()"),
-        ({"mine": "from other import *\n", "other": "x = 1\n"}, "has no function get_config()"),
+        ({"mine": "x = 1\n"}, "has no get_config()"),
+        ({"mine": "print(1 / 0)  # is not run\n"}, "has no get_config()"),
+        ({"mine": "from other import *\n", "other": "x = 1\n"}, "has no get_config()"),
         ({"mine": "def get_config():\n    return 5\n"}, "returns a int"),
     ],
 )

@@ -150,7 +150,7 @@ class CompiledLosses:
     def compute_zero_elements(
         self, batch: Nest, output: Nest, valid: Tensor | None = None
     ) -> list[Elements]:
-        """Returns the losses of all-zero outputs; their divisors equal those of real outputs.
+        """Returns the losses of all-zero outputs; real ones without masks have the same divisors.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.

@@ -154,7 +154,7 @@ class ForwardPass:
         """Returns a scope in which the variables have the given values."""
         groups = (
             (self.statistics, values.statistics),
-            # After the statistics: of a weight in both groups, the later value applies.
+            # Must follow the statistics: a weight in both groups gets the later value.
             (self._model.trainable_variables, values.trainable),
             (self._state.seed_states, values.seeds),
             (self.losses.metric_variables, values.metrics),

@@ -106,7 +106,7 @@ class Serving:
         return found
 
     def open_function(self) -> Any:
-        """Returns a `tf.function` with the quantized weights as further inputs, in float32."""
+        """Returns a `tf.function` that takes the inputs, then the quantized weights in float32."""
         count = len(self.inputs)
         weights = [
             tf.TensorSpec(value.shape, tf.float32, name=format_weight_name(n))

@@ -94,7 +94,7 @@ class Cost:
     silent_kernels: list[str]
 
     def group_by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
-        """Returns (name, seconds, cycles) per layer or kind, the longest time first."""
+        """Returns (name, seconds, cycles) per layer or kind, longest first; skips what overlaps."""
         seconds: dict[str, float] = collections.defaultdict(float)
         cycles: dict[str, int] = collections.defaultdict(int)
         for priced in self.instructions:

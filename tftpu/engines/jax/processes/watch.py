@@ -82,7 +82,7 @@ class Watch:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Treats hosts that end normally inside the block as lost; all hosts enter it together."""
+        """Treats a host that ends normally as lost while this one is in the block; all enter it."""
         self._working += 1
         try:
             yield
