@@ -359,8 +359,8 @@ class Pipeline:
             return False
         if self.data.on_bad_record == "raise":
             raise UserError(
-                f"{name} {reason}. Fix the data, or leave such records out: with --skip_bad for "
-                "`tftpu predict`, or with --config.data.on_bad_record=skip for other commands."
+                f"{name} {reason}. Fix the data, or leave such records out: with "
+                "--config.data.on_bad_record=skip, or for `tftpu predict` with --skip_bad."
             )
         self.skipped[number] = reason
         _log.warning("Skipped %s, which %s (%d so far)", name, reason, len(self.skipped))

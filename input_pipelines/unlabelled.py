@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 _NO_FIELDS = (
     "it has none to keep. TFRecord files and BigQuery tables have fields, Texts have 'text', and "
-    "the splits of Images have 'label'. A data class of your own has none"
+    "the splits of Images and of StreamedImages have 'label'. A data class of your own has none"
 )
 
 Places = Callable[[range], tuple[list[str], list[int]]]
@@ -205,7 +205,9 @@ def from_image_files(
 
 
 def from_files(
-    sizes: Sequence[tuple[str, int]], pipeline: Callable[[RecordSource, Parse], Pipeline]
+    sizes: Sequence[tuple[str, int]],
+    pipeline: Callable[[RecordSource, Parse], Pipeline],
+    labels: Sequence[int] | None = None,
 ) -> UnlabelledRecords:
     """Returns files as records, one record for each file.
 
@@ -213,6 +215,7 @@ def from_files(
         sizes: the path and the size in bytes of each file, in order.
         pipeline: a function that builds a pipeline from a source and a `parse` function, which
             maps records to {"path": (n,) string}.
+        labels: the class id of each file, which can be kept as "label"; None: unknown.
     """
     encoded = [os.fsencode(path) for path, _ in sizes]  # names on a disk need not be UTF-8
     paths = [path.decode(errors="replace") for path in encoded]
@@ -224,10 +227,19 @@ def from_files(
     def locate_records(numbers: range) -> tuple[list[str], list[int]]:
         return paths[numbers.start : numbers.stop], []
 
+    def slice_labels(numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
+        return {name: np.asarray(labels, np.int64)[numbers] for name in names}
+
     made = pipeline(IndexedRecords(held), parse)
     state = [(path, size, _read_change_time(name)) for path, (name, size) in zip(paths, sizes)]
     return UnlabelledRecords(
-        len(paths), _hash(state), made.read_ranges, locate_records, skipped=made.skipped
+        len(paths),
+        _hash(state),
+        made.read_ranges,
+        locate_records,
+        () if labels is None else ("label",),
+        slice_labels,
+        made.skipped,
     )
 
 

@@ -108,8 +108,9 @@ def build_prediction(
         return unlabelled.from_shards(source, made, found.features)
     split = data.eval_split if kind == addresses.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
-        sizes = [(image.path, image.bytes) for image in _list_images(data, split).images]
-        return unlabelled.from_files(sizes, build_pipeline)
+        images = list_split(data, split).images
+        sizes = [(image.path, image.bytes) for image in images]
+        return unlabelled.from_files(sizes, build_pipeline, [image.label for image in images])
     if data.format == "tfds":
         source, parse = _open_tfds(data, split)
         return unlabelled.from_shards(source, build_pipeline(source, parse))

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
-    """Raises `UserError` if fields of image files are requested, which have no fields."""
+    """Raises `UserError` if fields of unlabelled image files are requested, which have none."""
     if type(data) not in (Images, StreamedImages):  # a user's class may read fields from anywhere
         return
-    of_files = getattr(data, "format", "") in ("folder", "index")
-    if keep and (address.partition(":")[0] == "images" or (":" not in address and of_files)):
+    if keep and address.partition(":")[0] == "images":
         raise UserError(
-            f"--keep={','.join(keep)}: pictures in files have no fields, and each row names its "
+            f"--keep={','.join(keep)}: pictures in a folder have no fields, and each row names its "
             "file: leave out --keep."
         )
 

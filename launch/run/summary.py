@@ -145,10 +145,11 @@ def _list_next_commands(
 
 def _list_kept_fields(data: DataConfig) -> list[str]:
     """Returns the fields of an evaluation record by which a person recognises its image."""
-    if isinstance(data, Images):
+    files_of_images = isinstance(data, StreamedImages) and data.format in ("folder", "index")
+    if isinstance(data, Images) or files_of_images:
         return ["label"]
     if not isinstance(data, StreamedImages) or data.format != "tfrecord":
-        return []  # files of images have no fields, and each row names its file
+        return []
     from tftpu import input_pipelines
 
     try:

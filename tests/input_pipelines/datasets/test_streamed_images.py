@@ -473,6 +473,8 @@ def test_of_a_folder_of_classes_one_image_in_five_is_held_out(pictures, tmp_path
     parts = [streamed_images.list_split(data, split).images for split in ("train", "val")]
     paths = [{image.path for image in part} for part in parts]
     assert not paths[0] & paths[1] and len(paths[0] | paths[1]) == 60
+    held = input_pipelines.prediction(data, "evaluation")
+    assert held.read_fields(range(2, 12), ["label"])["label"].tolist() == labels[2:]
     few = tmp_path / "few"
     for number in range(6):
         (few / "cdo"[number % 3]).mkdir(parents=True, exist_ok=True)

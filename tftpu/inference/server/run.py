@@ -5,6 +5,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +22,7 @@ from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
 GRACE_S = 30  # seconds for running requests after a signal to end
+_SAME_S = 0.2  # `timeout -s INT` sends a signal twice: seconds in which a second one is the same
 FAREWELL_S = 5  # seconds before the end of the grace period at which unfinished texts are ended
 
 
@@ -153,6 +155,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._stop, self._ready, self._stopping = stop, ready, stopping
         self._loop: asyncio.AbstractEventLoop | None = None  # set once the server runs
+        self._signalled = 0.0  # monotonic time of the last signal
         self._hurried = not has_texts  # whether texts were ended, or the model writes none
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -165,8 +168,11 @@ class _Server(uvicorn.Server):
 
         uvicorn would cancel the requests, whose clients would get no reason.
         """
+        before, self._signalled = self._signalled, time.monotonic()
         if sig != signal.SIGINT or not self.should_exit or self._loop is None:
             super().handle_exit(sig, frame)
+        elif self._signalled - before < _SAME_S:
+            return
         elif self._hurried:
             leaving.exit_at_once(128 + sig)
         else:

@@ -188,7 +188,10 @@ def test_an_interruption_says_how_to_continue(run, tmp_path, monkeypatch, capsys
             ["--input=evaluation", "--output=used"],
             "at step 5 of this or another run, not at step 7",
         ),
-        (["--input=images:new", "--keep=label"], "--keep=label: pictures in files have no fields"),
+        (
+            ["--input=images:new", "--keep=label"],
+            "--keep=label: pictures in a folder have no fields",
+        ),
         (["--input=images:new", "--output=used"], "already holds other predictions"),
         (["--input=evaluation", "--output=used", "--keep=label"], "the kept fields are none, not"),
     ],

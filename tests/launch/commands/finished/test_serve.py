@@ -131,7 +131,9 @@ def test_a_saved_model_is_served(exported):
         assert status == 200
         np.testing.assert_allclose(answer["outputs"]["logits"], expected, rtol=1e-5)
         assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        for _ in range(2):  # as `timeout -s INT` does, to a process and then to its group
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
         assert process.wait(30) == 0
         assert process.stdout is not None and process.stderr is not None
         took, ask_it, *others = process.stdout.read().splitlines()
@@ -170,7 +172,7 @@ def test_runs_are_served_one_with_arrays_and_one_with_text(tmp_path, capsys):
         answered.readline()
         for _ in range(2):
             process.send_signal(signal.SIGINT)
-            time.sleep(0.05)
+            time.sleep(0.3)
         assert b"The text ends here: the server stops." in answered.read()
         assert process.stderr is not None
         assert process.wait(30) == 0 and "Traceback" not in process.stderr.read()
