@@ -238,6 +238,18 @@ def test_preflight_builds_on_a_strategy_of_one_device():
         assert hasattr(internals.OneDeviceExtended, name)
 
 
+def test_the_data_set_of_each_device_can_be_adapted():
+    strategy = tftpu.connect(virtual_devices=2).strategy
+    distributed = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4))
+    adapted = []
+    iterator = internals.create_iterator(distributed, lambda d: adapted.append(d) or d.map(abs))
+    parts = strategy.experimental_local_results(next(iterator))
+    assert [part.numpy().tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert len(adapted) == 2
+    iter(distributed)
+    assert len(adapted) == 2
+
+
 def test_a_sum_over_replicas_lowers_to_that_of_xla():
     group = np.arange(4, dtype=np.int32)[None]
     function = tf.function(lambda x: internals.sum_over_replicas(x, group), jit_compile=True)

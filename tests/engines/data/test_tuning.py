@@ -6,7 +6,9 @@ import time
 import pytest
 import tensorflow as tf
 
+import tftpu
 from tftpu.engines.data import tuning
+from tftpu.engines.tensorflow import feed
 
 
 def build_dataset() -> tf.data.Dataset:
@@ -39,3 +41,18 @@ def test_who_asks_for_tuning_gets_it(monkeypatch):
     options = tf.data.Options()
     options.autotune.enabled = True
     assert tuning.limit_tuning(build_dataset().with_options(options)).options().autotune.enabled
+
+
+def test_the_iterators_of_several_devices_are_not_tuned(monkeypatch):
+    """Each device prefetches by an iterator, which lacks the options of the user's data set.
+
+    Whether such an iterator is deleted late is a matter of luck: in a run of 92 s on 8 devices it
+    took 73 s.
+    """
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    limited = []
+    monkeypatch.setattr(feed, "limit_tuning", lambda d: limited.append(d) or tuning.limit_tuning(d))
+    strategy = tftpu.connect(virtual_devices=8).strategy
+    iterator = feed.iterate(feed.distribute(build_dataset().batch(8), strategy))
+    assert len(limited) == 1 + 8
+    assert len(strategy.experimental_local_results(next(iterator))) == 8

@@ -145,7 +145,7 @@ class TensorFlowExecutor(BaseExecutor):
             self.evaluation_compiled = True
             return sums
         batches, count = feed.build_evaluation_batches(dataset, self._strategy)
-        iterator = iter(feed.distribute(batches, self._strategy))
+        iterator = feed.iterate(feed.distribute(batches, self._strategy))
         accumulator.drain()
         with compiling():
             self._eval_loop.get_concrete_function(iterator, tf.constant(1))
@@ -176,7 +176,7 @@ class TensorFlowExecutor(BaseExecutor):
 
         def compute_outputs() -> Iterator[Any]:
             with data_errors():
-                iterator = iter(feed.distribute(batches, self._strategy))
+                iterator = feed.iterate(feed.distribute(batches, self._strategy))
                 with contextlib.suppress(tf.errors.OutOfRangeError):
                     while True:
                         yield self._predict(iterator)

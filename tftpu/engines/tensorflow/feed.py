@@ -19,6 +19,7 @@ from tftpu.engines.data.gate import Gate, endless
 from tftpu.engines.data.tuning import limit_tuning
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import count_examples
+from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.hosts import count_input_hosts, is_read_remotely
 
 
@@ -43,11 +44,11 @@ def iterate_training_batches(
         divided = epoch is None and dataset.global_batch_size % shards == 0
     if epoch is not None and not divided:
         batches = build_epochs(dataset, start, epoch, shards, class_weight, gate)
-        return iter(distribute(batches, strategy))
+        return iterate(distribute(batches, strategy))
     if not divided:
         batches = build_training(dataset, start, class_weight, gate=gate)
         alike = Epoch(1, count_examples(batches.element_spec))
-        return iter(distribute(build_epoch_batches(batches, alike, start, shards), strategy))
+        return iterate(distribute(build_epoch_batches(batches, alike, start, shards), strategy))
 
     def build_host_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         host, hosts = context.input_pipeline_id, context.num_input_pipelines
@@ -59,7 +60,7 @@ def iterate_training_batches(
         return limit_tuning(endless(batches).prefetch(tf.data.AUTOTUNE))
 
     options = _build_input_options(strategy)
-    return iter(strategy.distribute_datasets_from_function(build_host_dataset, options))
+    return iterate(strategy.distribute_datasets_from_function(build_host_dataset, options))
 
 
 def build_evaluation_batches(
@@ -88,6 +89,14 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = limit_tuning(dataset.with_options(options).prefetch(tf.data.AUTOTUNE))
     return strategy.experimental_distribute_dataset(dataset, _build_input_options(strategy))
+
+
+def iterate(distributed: Any) -> Any:
+    """Returns an iterator over a distributed data set, which can be deleted at once.
+
+    Each device's own iterator would be tuned, too: see `limit_tuning`.
+    """
+    return internals.create_iterator(distributed, limit_tuning)
 
 
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.distribute import one_device_strategy
 from tensorflow.python.eager.polymorphic_function import compiler_ir as _compiler_ir
 from tensorflow.python.framework import auto_control_deps_utils as control_deps
@@ -50,6 +51,26 @@ def create_empty_variable(shape: Any, dtype: Any, arguments: dict[str, Any]) -> 
     zeros = np.frombuffer(pages, f"u{dtype.size}").reshape(shape.as_list())
     variable.assign(tf.bitcast(tf.experimental.dlpack.from_dlpack(zeros.__dlpack__()), dtype))
     return variable
+
+
+def create_iterator(distributed: Any, adapt: Callable[[tf.data.Dataset], tf.data.Dataset]) -> Any:
+    """Returns an iterator over a strategy's data set.
+
+    Args:
+        distributed: the data set.
+        adapt: a function applied to the data set that each device prefetches from, which has none
+            of the options of the user's data set.
+    """
+    before = multi_device_iterator_ops._create_device_dataset
+
+    def create_device_dataset(*arguments: Any) -> tf.data.Dataset:
+        return adapt(before(*arguments))
+
+    multi_device_iterator_ops._create_device_dataset = create_device_dataset
+    try:
+        return iter(distributed)
+    finally:
+        multi_device_iterator_ops._create_device_dataset = before
 
 
 @functools.cache
