@@ -4,10 +4,10 @@
     training(data, seed=0).starting_at(step=0)     # `Trainer.fit` takes `training(...)` itself
     from_arrays(x, y, global_batch_size=256)       # arrays in memory
 
-`training(data, seed)` of a class in `sources` returns an object with `global_batch_size`; `count`,
-the examples of an epoch; and `starting_at(step, host, hosts)`, an endless dataset of global batches
-or of one host's part of each. A step's examples depend only on the data, the seed, the global batch
-size and the step; `reading.order` explains how, and `pipeline` how the later stages preserve this.
+For the classes in `sources`, `training(data, seed)` returns an object with `global_batch_size`;
+`count`, the number of examples; and `starting_at(step, host, hosts)`, an endless dataset of global
+batches or of one host's shard of each. The examples of a step depend only on the data, the seed,
+the batch size and the step; `reading.order` explains how, `pipeline` how later stages preserve it.
 `evaluation` yields every example of the evaluation split once. `batch_spec` returns shapes and
 dtypes without reading an example. A user's own `tftpu.DataConfig` may return a plain
 `tf.data.Dataset`.
@@ -58,7 +58,7 @@ def evaluation(data: DataConfig, seed: int = 0) -> tf.data.Dataset | None:
 def prediction(
     data: DataConfig, address: str, skip_bad: bool = False, keep: tuple[str, ...] = ()
 ) -> UnlabelledRecords:
-    """Returns records to predict.
+    """Returns the records at an address, for predictions.
 
     Args:
         data: the data of the run.
@@ -123,7 +123,7 @@ def starting_at(pipeline: Any, step: int, host: int = 0, hosts: int = 1) -> tf.d
 
     Args:
         pipeline: the pipeline that `training` returns.
-        step: the number of the first batch.
+        step: the index of the first batch in the run.
         host, hosts: index of this host, and number of hosts, to read only this host's shard of
             each batch; ignored for a `tf.data.Dataset`.
     """

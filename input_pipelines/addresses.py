@@ -15,7 +15,7 @@ def parse_address(text: str, data: str, kinds: Sequence[str]) -> tuple[str, str]
     """Returns the kind of an address of records, and the path or name in it.
 
     Args:
-        text: KIND:WHAT, or the name of a split of the run's own data.
+        text: KIND:WHAT, or "evaluation" or "training" for a split of the run's data.
         data: the class name of the run's data, for error messages.
         kinds: the kinds that the data can read besides their splits, such as "images".
 

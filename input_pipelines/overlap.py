@@ -41,7 +41,7 @@ def describe_inputs(training: Iterable[Any], evaluation: Iterable[Any]) -> str:
 
 
 def _describe(training: Iterable[bytes], evaluation: Iterable[bytes], count: int = 0) -> str:
-    """Returns a warning about equal digests, or ""; `count`: evaluation examples, 0 if unknown."""
+    """Returns a warning about digests in both splits, or ""; `count`: evaluation examples, or 0."""
     (known, all_known), (looked_at, all_looked_at) = _collect(training), _collect(evaluation)
     trained = set(known)
     found = sum(digest in trained for digest in looked_at)

@@ -21,7 +21,7 @@ _LONG = 10.0  # seconds of reading after which a message is logged
 
 
 def describe_state(pipeline: Any) -> dict[str, Any]:
-    """Returns a training split's size and a hash of its files; see `input_pipelines`."""
+    """Returns a training split's size and a hash; see `input_pipelines.describe_state`."""
     if not hasattr(pipeline, "count"):
         batches = int(pipeline.cardinality()) if isinstance(pipeline, tf.data.Dataset) else -1
         return {"batches": batches} if batches >= 0 else {}  # negative: unknown or endless
@@ -33,8 +33,8 @@ def check_training(data: DataConfig, found: Any) -> Any:
     """Checks and returns the training split of a user's data set.
 
     Raises:
-        UserError: `found` is not a data set, or its batches do not have `data.global_batch_size`
-            examples.
+        UserError: `found` is not a data set, is empty or not batched, or its batches do not have
+            `data.global_batch_size` examples.
     """
     where = f"{type(data).__name__}.training()"
     if hasattr(found, "starting_at"):
@@ -79,7 +79,7 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
 
     Raises:
         UserError: the class has no `prediction`, and the address is not its evaluation split; or
-            that split is empty or never ends.
+            there is no such split, or it is empty or never ends.
     """
     name = type(data).__name__
     own = not type(data).prediction.__module__.startswith("tftpu.")
@@ -110,7 +110,7 @@ def open_records(data: DataConfig, address: str, context: DataContext) -> Unlabe
 
 
 def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
-    """Yields the features of each batch; warns about a split that may never end."""
+    """Yields the features of each batch; warns if a split of unknown length takes long to read."""
     started, due = time.monotonic(), _LONG
     for number, batch in enumerate(split.as_numpy_iterator(), 1):
         yield batch[0] if isinstance(batch, tuple) else batch
@@ -126,11 +126,11 @@ def _iterate_features(split: tf.data.Dataset, name: str) -> Iterator[Any]:
 
 
 def infer_batch_spec(pipeline: Any, examples: int) -> Spec:
-    """Returns the spec of a training split's batches, but with `examples` as the batch size.
+    """Returns the spec of a training split's batches, with another size, and float32 for float64.
 
     Args:
         pipeline: the training split.
-        examples: the number of examples in the batch.
+        examples: the batch size of the spec.
     """
     batches = starting_at(pipeline, 0)
     spec = batches.element_spec

@@ -1,4 +1,4 @@
-"""Turns a source's records into batches for a device: parses, prepares and batches from any step.
+"""Parses and prepares the records of a source, and batches them for a device, from any step on.
 
 A run that resumes at step k sees exactly the examples that it would have seen without a stop. The
 source draws records by position (`reading.order`). Every later stage keeps their order (each
@@ -34,7 +34,7 @@ from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import retry
 
-_SMALL = 2**28  # largest evaluation split that memory holds, in bytes of its batches
+_SMALL = 2**28  # largest evaluation split that is kept in memory, in bytes
 _CHUNK = 16  # examples prepared per call: a call's overhead costs as much as a small example
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Pipeline:
         context: the seed of the shuffle and the augmentation, and the global batch size.
         parse: a function that maps records (n,) to examples, nested tensors (n, ...).
         finish: a function that maps a batch of examples and seeds (batch, 2) to (features, labels[,
-            weights]).
+            weights]), or for prediction to the features alone.
         example: a function that maps an example and its seed (2,), int32, to an example of static
             shapes; None: examples stay as parsed.
         pairs: whether `finish` mixes each example with its neighbour; a bad record then gives both
@@ -145,8 +145,8 @@ class Pipeline:
                 every `machines`-th batch, beginning with batch `step` + `machine`.
 
         Raises:
-            UserError: the number of hosts does not divide the global batch size, or a host's shard
-                cannot be mixed in pairs.
+            UserError: the number of hosts does not divide the global batch size, a host's shard
+                cannot be mixed in pairs, or a data service cannot be used.
         """
         share = self._compute_host_batch_size(hosts)
         drawn = self.source.draw_records(
@@ -427,7 +427,7 @@ def _widen_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _measure_example(spec: tf.TensorSpec) -> int | None:
-    """Returns the bytes of an example's part in a batch of this spec; None: they differ."""
+    """Returns the bytes per example in a batch of this spec; None if the examples' sizes differ."""
     size = spec.shape[1:].num_elements()
     return None if size is None or spec.dtype == tf.string else size * spec.dtype.size
 
@@ -450,7 +450,7 @@ def _strip_node_names(error: Exception) -> str:
 
 
 def _make_zeros(shape: tuple[int | None, ...], like: Any) -> Tensor:
-    """Returns zeros with the dtype and the shape of `like`, in which unknown dimensions are 0."""
+    """Returns zeros of a shape, whose unknown dimensions become 0, with the dtype of `like`."""
     return tf.zeros([size or 0 for size in shape], like.dtype)
 
 

@@ -86,7 +86,8 @@ def fetch_batches(
         host, hosts: as for `Pipeline.starting_at`.
 
     Raises:
-        UserError: nothing listens at one of the addresses, or it serves another data set.
+        UserError: no service listens at one of the addresses, it has another data set or version,
+            or a batch has strings or no fixed shape.
     """
     parts = tf.nest.flatten(spec)
     made = []
@@ -138,7 +139,7 @@ def _receive_batches(
 
 @contextlib.contextmanager
 def _open_stream(address: str, wanted: BatchRequest, parts: list[Any]) -> Iterator[IO[bytes]]:
-    """Opens a stream of batches; raises `UserError` if their shapes differ from `parts`."""
+    """Opens a stream of batches; raises `UserError` if rejected, or if they differ from `parts`."""
     with _connect(address) as connection, connection.makefile("rb") as stream:
         connection.settimeout(STALLED)
         connection.sendall(json.dumps(dataclasses.asdict(wanted)).encode() + b"\n")
@@ -158,7 +159,7 @@ def describe_shapes(parts: list[Any]) -> list[Any]:
     """Returns the shapes and dtypes of the parts of a batch, for JSON.
 
     Raises:
-        UserError: a part has no fixed shape.
+        UserError: a part has strings or no fixed shape.
     """
     for part in parts:
         if part.dtype == tf.string or not part.shape.is_fully_defined():

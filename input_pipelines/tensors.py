@@ -14,9 +14,9 @@ Spec = Any  # nested `tf.TensorSpec`s
 
 
 def skip_autograph(function: _F) -> _F:
-    """Marks a function without Python control flow, which tf.data's AutoGraph then skips.
+    """Makes tf.data's AutoGraph skip a function, which must not have Python control flow.
 
-    Converting it would take about 50 ms at every start.
+    The conversion would take about 50 ms at every start.
     """
     marked: Any = tf.autograph.experimental.do_not_convert(function)
     return marked

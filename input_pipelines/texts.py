@@ -108,7 +108,7 @@ class Texts(DataConfig):
         return dataclasses.replace(found, identity=hashlib.sha256(repr(texts).encode()).hexdigest())
 
     def check_patterns(self, patterns: str) -> None:
-        """Raises `UserError` if no file matches, or the first record has no text."""
+        """Raises `UserError` if the first pattern has no file, or the first record has no text."""
         next(dataclasses.replace(self, prompt="", label="", classes=())._read(patterns), None)
 
     def batch_spec(self, examples: int) -> "Spec":
@@ -147,7 +147,7 @@ class Texts(DataConfig):
         """Yields the records of the files that match patterns.
 
         Raises:
-            UserError: no file matches, or a record lacks a field.
+            UserError: a pattern matches no file, or a record lacks a field or has a wrong value.
         """
         from tftpu.input_pipelines.reading import listing
 
@@ -180,7 +180,7 @@ class Texts(DataConfig):
                     yield row
 
     def _check_field(self, patterns: str) -> None:
-        """Raises `UserError` if all files that match patterns are plain text, without fields."""
+        """Raises `UserError` if files match the patterns and all are plain text, without fields."""
         from tftpu.input_pipelines.reading import listing
 
         found = [path for p in patterns.split(",") if p for path in listing.find_matches(p)]

@@ -25,11 +25,11 @@ FOREVER = 1_000_000
 
 
 def run(experiment: Experiment, name: str, *, compare: bool) -> None:
-    """Times the trainer, a bare step, the input pipeline and Keras's `fit`; prints a comparison.
+    """Times the trainer, a bare step, the pipeline and optionally Keras's `fit`; prints the times.
 
     Args:
-        experiment: an experiment with valid fields, which may not fit the available devices.
-        name: name of the config.
+        experiment: an experiment with valid fields; `UserError` if it does not fit the devices.
+        name: name of the config, for the first line.
         compare: whether to time Keras's own `fit` as well.
     """
     engine = build.connect(experiment)
@@ -38,7 +38,7 @@ def run(experiment: Experiment, name: str, *, compare: bool) -> None:
     experiment = build.resolve_length(experiment)
     experiment.train.checkpoint_every = 0
     experiment.train.best_metric = ""  # the benchmark evaluates nothing
-    # Set, because a callback with batch methods otherwise shortens a device loop to one step.
+    # If it is not set, a callback with batch methods shortens each device loop to one step.
     loop = experiment.train.steps_per_loop = experiment.train.steps_per_loop or LOOP_STEPS
     # A turn has at least one log line, and whole device loops: callbacks run only between them.
     steps = math.ceil(experiment.train.log_every / loop) * loop
@@ -106,7 +106,7 @@ class ContestantStopped(BaseException):
 
 
 class ContestantThread:
-    """A thread that runs a contestant of the benchmark, only while it is its turn.
+    """A thread that runs a contestant of the benchmark, which waits between its turns.
 
     Args:
         contestant: the function to run.
@@ -124,7 +124,7 @@ class ContestantThread:
         self._thread.start()
 
     def run_turn(self) -> float:
-        """Lets the contestant run for a turn; returns the seconds that it took."""
+        """Lets the contestant run for a turn; returns the seconds it took, or raises its error."""
         self._left = self.steps
         start = time.perf_counter()
         self._go.release()
@@ -176,7 +176,7 @@ Contestant = Callable[[ContestantThread], None]
 
 
 class TurnCallback(keras.callbacks.Callback):
-    """Reports the steps of `fit` to the contestant's thread, which waits at the end of a turn."""
+    """A callback that reports steps of `fit` to a `ContestantThread`, which waits between turns."""
 
     def __init__(self, turn: ContestantThread):
         super().__init__()

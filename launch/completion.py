@@ -27,7 +27,7 @@ def answer(load: "Callable[[], dict[str, Command]]") -> None:
         return
     try:
         import argcomplete
-    except ImportError:  # argcomplete is missing in this environment
+    except ImportError:  # the shell may have found argcomplete in another environment
         return
     argcomplete.autocomplete(_build_parser(load()), always_complete_options="long")
 
@@ -57,7 +57,7 @@ def _build_parser(commands: "dict[str, Command]") -> argparse.ArgumentParser:
 
 
 def _list_fields() -> Iterator[str]:
-    """Yields the fields of the config that the typed line names, or those that all configs have."""
+    """Yields the fields of the config in the line typed so far, or those that all configs have."""
     from tftpu.launch.settings import parsing
 
     words = [word.partition("=")[2] or word for word in os.environ.get("COMP_LINE", "").split()]

@@ -70,7 +70,7 @@ _RUNS = 10  # maximum number of runs in a suggestion
 
 
 def correct(words: Sequence[str], message: str) -> list[str]:
-    """Applies the suggestion in an error ("Did you mean ...?") to the command line.
+    """Applies an error's suggestion ("Did you mean ...?" or "Allowed: ...") to the command line.
 
     Args:
         words: the arguments after `tftpu`.
@@ -117,7 +117,7 @@ def correct(words: Sequence[str], message: str) -> list[str]:
 
 
 def _rename_value(words: Sequence[str], allowed: Sequence[str]) -> list[str]:
-    """Replaces a value that has another name in tftpu, such as bf16; [] if there is none."""
+    """Returns the arguments with a value renamed for tftpu, such as bf16; [] if none needs it."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if value in VALUES and VALUES[value] in allowed:
@@ -137,8 +137,8 @@ def suggest_folder(path: str) -> str:
         path: the folder that is not a run.
 
     Returns:
-        A sentence such as " Did you mean 'runs/pets'?"; "" for a path in a bucket, or if no folder
-        beside it or in `runs` has a similar name.
+        A sentence such as " Did you mean 'runs/pets'?"; "" for a path in a bucket, or if no run is
+        in the folder or above it, and no folder beside it or in `runs` has a similar name.
     """
     if files.is_remote(path):
         return ""

@@ -8,7 +8,7 @@ from tftpu.errors import ExitCode
 def run() -> None:
     """Runs the command line of this process, and exits."""
     try:
-        from tftpu.launch import main  # takes 0.3 s, in which Ctrl-C may come
+        from tftpu.launch import main  # takes 0.3 s, during which Ctrl-C may be pressed
 
         main.run()
     except KeyboardInterrupt:

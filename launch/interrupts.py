@@ -31,7 +31,7 @@ class _Noting:
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Records a Ctrl-C in the block for `was_interrupted` and `raise_lost`.
+    """Records a Ctrl-C in the `with` block for `was_interrupted` and `raise_lost`.
 
     C code that calls back into Python may drop the interrupt or raise another error in its place.
     TensorFlow's tracing, for example, raises an error about a sequence with too few items.
@@ -73,7 +73,7 @@ def _raises_at_interrupt() -> bool:
 
 @contextlib.contextmanager
 def ending_at_interrupt() -> Iterator[None]:
-    """Ends the process at Ctrl-C in a block of imports, because NumPy's import hides it."""
+    """Ends the process at Ctrl-C during imports, because importing NumPy hides the interrupt."""
     if not _raises_at_interrupt():
         yield
         return
@@ -98,7 +98,7 @@ def die_at_interrupt() -> None:
 
 @contextlib.contextmanager
 def repeating_lost_interrupts() -> Iterator[None]:
-    """Repeats a Ctrl-C that Python drops in the block because a callback or finalizer was running.
+    """Repeats a Ctrl-C that Python drops because a callback or finalizer was running.
 
     Garbage collection, for example, calls back into JAX.
     """
@@ -119,7 +119,7 @@ def repeating_lost_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def answering_sigterm() -> Iterator[None]:
-    """Handles SIGTERM, which `timeout` sends, like Ctrl-C within the block."""
+    """Handles SIGTERM, which `timeout` sends, like Ctrl-C within the `with` block."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -43,8 +43,8 @@ class Command:
     Attributes:
         name: the words after `tftpu`, such as "train" or "data check".
         summary: one-line description of the command.
-        description: further paragraphs of its help, "" if there are none.
-        example: one or more command lines.
+        description: further paragraphs of the help; "" if there are none.
+        example: one or more command lines, separated by newlines.
         options: the dataclass that `run` takes.
         run: the function that runs the command; raises `UserError` for the user's mistakes.
     """
@@ -89,7 +89,7 @@ class Command:
 
 
 def run() -> None:
-    """Runs the command line of this process, and exits; see `entry`."""
+    """Runs the command line of this process, and exits; called by the console script."""
     completion.answer(load_commands)
     output.outlive_readers()
     logs.set_up()
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str], start_again: Callable[[str], None] | None = N
     Args:
         arguments: the words after `tftpu` on the command line.
         start_again: a function that runs the command in a new process with the given Keras backend;
-            called if Keras is loaded with another one. None: that is an error.
+            called if Keras is loaded with another one. None prints an error instead.
 
     Returns:
         The exit code.
@@ -156,7 +156,7 @@ def format_usage(within: str = "") -> str:
     """Returns what `tftpu help` prints; imports no command.
 
     Args:
-        within: the first word of commands, such as "launch": only those are listed.
+        within: the beginning of the commands to list, such as "launch"; "" lists all.
     """
     parts = [f"usage: tftpu {within or 'COMMAND'} [WORD ...] [--flag=value ...]"]
     for title, modules in group_commands().items():
@@ -220,8 +220,8 @@ def _run(name: str, arguments: list[str]) -> None:
 def _complete(command: Command, arguments: list[str]) -> str:
     """Returns a command line of the given arguments, completed from the most similar example.
 
-    If the arguments name no run, the example's is replaced by the newest ones in the folder `runs`.
-    For `train`, the example's config is replaced by that of the run in --workdir.
+    If the arguments name no run, the newest runs in the folder `runs` replace the example's. For
+    `train`, the config of the run in --workdir replaces the example's.
     """
     name, examples = command.name, command.example.splitlines()
     lines = [shlex.split(line.removeprefix(f"tftpu {name}")) for line in examples]
@@ -320,7 +320,7 @@ def _find_source(module: str) -> Path:
 
 
 def _read_docstring(path: Path) -> str:
-    """Reads a docstring from a module's file, because `python -OO` removes it from the module."""
+    """Returns the docstring in a module's file; `python -OO` removes it from imported modules."""
     return path.read_text().split('"""', 2)[1].strip()
 
 

@@ -1,4 +1,4 @@
-"""Prints progress lines, and lets a command continue if its output can no longer be written."""
+"""Prints what a command does, and lets it continue if its output can no longer be written."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from tftpu.launch import interrupts
 from tftpu.runtime.slow import counting_seconds, report_activity
 
-_SLOW = 2.0  # seconds after a pager was closed; only later output is reported as lost
+_SLOW = 2.0  # seconds; only output that comes later after a closed pager is reported as lost
 
 
 def outlive_readers() -> None:
@@ -52,7 +52,7 @@ class _LossyDescriptor(io.FileIO):
 
     Args:
         descriptor: the descriptor to write to.
-        notices: the descriptor to which the failure is reported; None: it is not reported.
+        notices: the descriptor to which the failure is reported; None reports nothing.
 
     Attributes:
         lost: whether a write has failed.

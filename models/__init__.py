@@ -168,7 +168,7 @@ def enable_lora(model: "keras.Model", rank: int, targets: str = "", base: str = 
 
 
 def save_adapters(model: "keras.Model", path: str) -> int:
-    """Writes only the trained weights of an adapted model; see `weights.adapter_files`."""
+    """Writes only an adapted model's trained weights; returns how many values these are."""
     from tftpu.models.weights import adapter_files
 
     return adapter_files.save_adapters(model, path)

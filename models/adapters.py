@@ -26,15 +26,15 @@ from tftpu.models.layers.heads import UntiedHead
 
 BASES = ("", "int8", "int4")
 ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
-_MOST = 8  # most layers that a message names
+_MOST = 8  # largest number of layers that a message names
 _SCALES = ("kernel_scale", "kernel_zero", "g_idx")
 
 
 def enable_lora(model: keras.Model, rank: int, targets: str = "", base: str = "") -> list[str]:
     """Adds LoRA adapters to layers of a model, and freezes the other layers.
 
-    By default, all dense layers are adapted, also those of attention, except outputs: an output
-    that is a classifier is trained in full, that of a language model is frozen. The product of new
+    By default, all dense layers are adapted, also those of attention, except outputs: the output
+    of a classifier is trained in full, and that of a language model is frozen. The product of new
     adapters is zero.
 
     Args:
@@ -193,7 +193,7 @@ def find_quantized(model: keras.Model) -> dict[str, Any]:
 
 
 def compute_kernel_shape(layer: Any) -> tuple[int, ...]:
-    """Returns the shape that the kernel of a quantized layer has as floats."""
+    """Returns the shape of the kernel of a layer of `find_quantized`, before it is quantized."""
     if isinstance(layer, QuantizedConvolution):
         return layer.kernel_shape
     return layer.input_spec.axes[-1], layer.units
@@ -390,7 +390,7 @@ def _quantize(layer: Any, base: str) -> None:
 
 
 def _freeze(layers: list[Any], kept: set[int]) -> None:
-    """Freezes all layers except kept ones; in a layer around those, only its own variables."""
+    """Freezes all layers except the ids in `kept`; around those, only a layer's own variables."""
     for layer in layers:
         if id(layer) in kept:
             continue

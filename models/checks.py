@@ -10,7 +10,7 @@ from tftpu.errors import UserError, did_you_mean
 from tftpu.kernels import ATTENTIONS
 
 SCANS = ("auto", "none", "block")
-_DEEPEST = 10_000  # most blocks or layers that a config may have
+_DEEPEST = 10_000  # largest number of blocks or layers that a config may have
 _LARGEST = (1 << 31) - 1
 
 
@@ -53,7 +53,7 @@ def check_sizes(config: ModelConfig, may_be_zero: tuple[str, ...] = ()) -> None:
 
     Args:
         config: the config of a family.
-        may_be_zero: names of fields that may be 0.
+        may_be_zero: names of fields that may be 0, besides "lora".
     """
     for field, value in dataclasses.asdict(config).items():
         if value == ():
@@ -88,7 +88,7 @@ def check_stages(blocks: Sequence[int], **fields: Sequence[int]) -> None:
 
 
 def check_norm_batch(value: int | str, batch: PerReplicaBatch) -> None:
-    """Raises `UserError` unless a microbatch is the batch ("global") or a multiple of `value`."""
+    """Raises `UserError` if `value` does not divide a microbatch, or is "global" with several."""
     if value == "global":
         if batch.gradient_accumulation_steps > 1:
             raise UserError(

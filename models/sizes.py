@@ -325,7 +325,7 @@ SIZES: dict[str, ModelConfig] = {
         ViT("vit_l16", layers=24, width=1024, heads=16),
         BERT("bert_base"),
         BERT("bert_large", layers=24, width=1024, heads=16),
-        # These have the shapes of Karpathy's stories110M, Llama 3.2 1B and Llama 3 8B.
+        # The next four are Karpathy's stories110M, Llama 3.2 1B, Llama 2 7B and Llama 3 8B.
         Llama("llama_110m", context=1024, tied=True),
         Llama(
             "llama_1b",

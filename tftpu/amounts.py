@@ -18,7 +18,7 @@ def format_metric(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Formats a number with three significant digits, no exponent: "0.108", "1,180,000"."""
+    """Formats a number with three significant digits: "0.108", "1,180,000" or "<0.001"."""
     if 0 < abs(value) < 0.001:
         return "<0.001"
     text = f"{value:.3g}"
@@ -100,7 +100,7 @@ def _choose_times(seconds: float) -> Units:
 
 
 def _choose_unit(value: float, units: Units) -> tuple[float, str]:
-    """Returns the largest unit in which the value, rounded to three digits, is at least 1."""
+    """Returns the largest unit in which the value rounds to 1 or more, or the smallest unit."""
     return next((u for u in units if abs(float(f"{value / u[0]:.3g}")) >= 1), units[-1])
 
 

@@ -55,7 +55,7 @@ class OwnStepsNeeded(UserError):  # noqa: N818 (the name says what is needed)
 
 
 class DivergedError(UserError):
-    """The loss of a run is no longer finite, and going back to a checkpoint did not help."""
+    """The loss of a run is not finite, and the run has no rollback or no checkpoint left to try."""
 
 
 class Preempted(Exception):  # noqa: N818 (an outcome, not an error)
@@ -89,14 +89,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """Returns a clause for the end of an error: the nearest allowed name, or all of them if few.
+    """Returns a sentence for the end of an error: the nearest allowed name, or all if none is near.
 
     Args:
         given: the name that the user wrote.
         allowed: the names that would have been accepted.
 
     Returns:
-        " Did you mean 'x'?", or " Allowed: x, y, z.", with the leading space.
+        " Did you mean 'x'?" or " Allowed: x, y, z.", with the leading space; "" if none is allowed.
     """
     allowed = sorted(allowed)
     near = find_nearest(given, allowed)

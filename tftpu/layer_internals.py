@@ -64,7 +64,7 @@ def find_stored_matrix(layer: keras.Layer) -> keras.Variable:
 
 
 def replace_traced_value(variable: keras.Variable) -> bool:
-    """Replaces a value that JAX traces by zeros, which Keras can quantize in NumPy.
+    """Replaces a variable's value with zeros if JAX traces it, so that Keras can quantize it.
 
     A step that is only traced, for TPUs that this machine lacks, does not depend on the values.
 

@@ -18,7 +18,7 @@ UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
 def import_keras() -> None:
     """Imports Keras, and with it TensorFlow, without the packages of `UNUSED`.
 
-    Those that Keras's backend needs are not left out. All can be imported later.
+    Packages that Keras's backend needs are imported all the same. The others can be imported later.
     """
     with _hidden(_list_hidden()), uncollected():
         importlib.import_module("keras")
@@ -53,7 +53,7 @@ def _list_hidden() -> list[str]:
 
 @contextlib.contextmanager
 def _hidden(names: list[str]) -> Iterator[None]:
-    """Makes packages appear as not installed within the block, unless they are already imported."""
+    """Hides packages from imports within a `with` block, unless they are already imported."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # pyright: ignore[reportCallIssue, reportArgumentType] (None is documented to mean this)
     try:
@@ -65,7 +65,7 @@ def _hidden(names: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Pauses garbage collection within the block; later collections skip all objects made so far.
+    """Pauses garbage collection in a `with` block; later collections skip what exists at its end.
 
     Half a million objects of imported modules live as long as the process. Scanning them takes two
     fifths of the import's time, and a third of a second whenever Keras collects garbage, as it does

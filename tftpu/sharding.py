@@ -61,7 +61,7 @@ _SHARDING: contextvars.ContextVar[Sharding | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiling_for(platform: str | None, sharding: Sharding | None = None) -> Iterator[None]:
-    """Sets the platform and the sharding of programs traced in the block, in this thread only.
+    """Sets the platform and sharding of programs traced in the `with` block, in this thread only.
 
     Args:
         platform: "tpu", "gpu" or "cpu"; None: unknown.
@@ -83,7 +83,7 @@ def get_platform() -> str | None:
 def shard_function(
     function: Callable[..., Any], inputs: Sequence[Any], outputs: Any
 ) -> Callable[..., Any]:
-    """Returns a function that each device runs on its shards of the arrays.
+    """Returns a function that each device runs on its shards; `function` if there are no shards.
 
     Args:
         function: a function of arrays, such as a kernel.

@@ -6,7 +6,7 @@ import keras
 
 # A tensor of Keras's backend. TensorFlow and JAX publish no types that fit both.
 Tensor = Any
-# A list, tuple or dict of tensors, arrays or specs, also nested, as a Keras model takes and
+# A tensor, array or spec, or a list, tuple or dict of them, also nested, as a Keras model takes and
 # returns.
 Nest = Any
 # `keras.ops` as Any, because its inferred return types include None, which callers never get.

@@ -11,7 +11,7 @@ from tftpu.input_pipelines.tensors import Tensor
 
 
 def jitter(image: Tensor, seed: Tensor, strength: float, hue_strength: float) -> Tensor:
-    """Applies random brightness, contrast, saturation and hue, in this order.
+    """Applies random brightness, contrast, saturation and (with 3 channels) hue, in this order.
 
     Args:
         image: (height, width, channels), uint8, 1 or 3 channels.
@@ -37,18 +37,18 @@ def brightness(image: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(image: Tensor, factor: Tensor) -> Tensor:
-    """Multiplies every pixel's distance from the image's mean grey by the factor."""
+    """Multiplies every pixel's distance from the image's mean grey level by the factor."""
     mean = tf.floor(tf.reduce_mean(tf.cast(grey(image), tf.float32)) + 0.5)
     return blend(mean, image, factor)
 
 
 def saturation(image: Tensor, factor: Tensor) -> Tensor:
-    """Multiplies every pixel's distance from its own grey by the factor."""
+    """Multiplies every pixel's distance from its grey level by the factor."""
     return blend(tf.cast(grey(image), tf.float32), image, factor)
 
 
 def sharpness(image: Tensor, factor: Tensor) -> Tensor:
-    """Multiplies the distance from the smoothed image by the factor, except at the border."""
+    """Multiplies every inner pixel's distance from the smoothed image by the factor."""
     channels = image.shape[-1]
     kernel: Tensor = tf.constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], tf.float32) / 13
     kernel = tf.tile(kernel[..., None, None], (1, 1, channels, 1))
@@ -63,7 +63,7 @@ def sharpness(image: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(image: Tensor, turn: Tensor) -> Tensor:
-    """Rotates the hue of every RGB pixel by a share of the circle."""
+    """Rotates the hue of every RGB pixel by `turn`, a share of the circle."""
     return tf.image.adjust_hue(image, turn)
 
 

@@ -87,11 +87,11 @@ def crop_and_resize(
     channels: int,
     decode_rest: Decode | None = None,
 ) -> Tensor:
-    """Returns a part of an image, resized to (size, size, channels), uint8.
+    """Crops an image and resizes the crop to (size, size, channels), uint8.
 
     Args:
         image: encoded, a scalar string; or decoded, (height, width, channels), uint8.
-        window: a function that maps (height, width) of the image to the part.
+        window: a function that maps (height, width) of the upright image to the crop.
         size: height and width of the result, in pixels.
         channels: the number of channels of the result: 3, or 1 for grey levels; images are
             converted.
@@ -162,7 +162,7 @@ def decode_image(image: Tensor, channels: int, decode_rest: Decode | None = None
 def _decode_upright(
     image: Tensor, channels: int, decode_rest: Decode | None, is_jpeg: Tensor, number: Tensor
 ) -> Tensor:
-    """Decodes an image as `decode_image`, given whether it is a plain JPEG and its orientation."""
+    """Decodes an image as `decode_image`; `number`: its orientation, see `_read_orientation`."""
 
     def decode_jpeg() -> Tensor:
         pixels = tf.io.decode_jpeg(image, channels, dct_method="INTEGER_ACCURATE")
@@ -181,7 +181,7 @@ def _decode_upright(
 
 
 def refuse_rest(image: Tensor, channels: int) -> Tensor:
-    """Raises an error for an image that only Pillow decodes; for exported graphs, without Python.
+    """Raises an error for any image: the `decode_rest` of exported graphs, which have no Pillow.
 
     Raises:
         tf.errors.InvalidArgumentError: at run time.
@@ -195,7 +195,7 @@ def refuse_rest(image: Tensor, channels: int) -> Tensor:
 
 
 def explain_failure(image: bytes) -> str:
-    """Returns why an image cannot be decoded, as the end of a sentence; "" if it can be."""
+    """Returns why an image cannot be decoded, as the end of a sentence; "" if it can be decoded."""
     try:
         decode_image(tf.constant(image), 3)
     except ValueError as error:  # raised by Pillow
@@ -251,7 +251,7 @@ def _is_one_of(number: Tensor, *numbers: int) -> Tensor:
 
 
 def _turn_upright(pixels: Tensor, number: Tensor) -> Tensor:
-    """Turns the pixels of a file, (height, width, channels), upright, given the orientation."""
+    """Turns the pixels of a file, (height, width, channels), upright; `number`: the orientation."""
 
     def turn() -> Tensor:
         # tf.transpose of integers prints an error of TensorFlow's oneDNN, although it works.
@@ -294,7 +294,7 @@ def _is_plain_jpeg(image: Tensor) -> Tensor:
 
 
 def _is_plain_png(image: Tensor) -> Tensor:
-    """Returns whether an image is a PNG without orientation, of at most `pillow.MAX_PIXELS`."""
+    """Returns whether an image is a PNG of at most `MAX_PIXELS` that states no orientation."""
 
     def is_plain() -> Tensor:
         head = tf.strings.substr(image, 0, 4096)
@@ -325,7 +325,7 @@ def _slice_window(image: Tensor, window: Callable[[Tensor, Tensor], Window]) -> 
 
 
 def _decode_part(image: Tensor, place: Tensor, ratio: int, channels: int) -> Tensor:
-    """Decodes a window of a JPEG at 1/ratio of its resolution."""
+    """Decodes a window of a JPEG at 1/ratio of its resolution; `place` is at full resolution."""
     return tf.raw_ops.DecodeAndCropJpeg(
         contents=image,
         crop_window=place // ratio,

@@ -87,7 +87,7 @@ def augment_image(image: Tensor, seed: Tensor, settings: Augment) -> Tensor:
 
 
 def flip(image: Tensor, number: Tensor) -> Tensor:
-    """Mirrors left and right if `number`, uniform on [0, 1), is below 0.5."""
+    """Mirrors an image left to right if `number`, uniform on [0, 1), is below 0.5."""
     return tf.cond(number < 0.5, lambda: tf.reverse(image, [1]), lambda: image)
 
 

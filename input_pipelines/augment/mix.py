@@ -93,11 +93,12 @@ def mix(images: Tensor, seeds: Tensor, mixup: float, cutmix: float) -> tuple[Ten
 
 
 def compute_soft_labels(labels: Tensor, shares: Tensor, classes: int) -> Tensor:
-    """Returns each example's label and its neighbour's, weighted by their shares of the image.
+    """Returns each example's one-hot label mixed with its neighbour's, by their shares.
 
     Args:
         labels: (batch,), int32.
-        shares: (batch,), float32.
+        shares: (batch,), float32: the share of each example's own image.
+        classes: the number of classes.
 
     Returns:
         (batch, classes), float32; each row adds up to 1.

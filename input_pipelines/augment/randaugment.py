@@ -94,12 +94,12 @@ def rotate(image: Tensor, strength: Tensor) -> Tensor:
 
 
 def shear_x(image: Tensor, strength: Tensor) -> Tensor:
-    """Moves row y by 0.3 times the strength times its distance from the middle."""
+    """Moves each row sideways by 0.3 times the strength times its distance from the middle."""
     return _transform_affine(image, 1.0, 0.3 * strength, 0.0, 1.0)
 
 
 def shear_y(image: Tensor, strength: Tensor) -> Tensor:
-    """Moves column x by 0.3 times the strength times its distance from the middle."""
+    """Moves each column up or down by 0.3 times the strength times its distance from the middle."""
     return _transform_affine(image, 1.0, 0.0, 0.3 * strength, 1.0)
 
 
@@ -144,7 +144,7 @@ def posterize(image: Tensor, strength: Tensor) -> Tensor:
 
 
 def solarize(image: Tensor, strength: Tensor) -> Tensor:
-    """Inverts pixels of at least 256 x (1 - |strength|)."""
+    """Inverts the values that are at least 256 x (1 - |strength|)."""
     threshold = tf.round(256 * (1 - tf.abs(strength)))
     return tf.where(tf.cast(image, tf.float32) >= threshold, 255 - image, image)
 
@@ -163,7 +163,7 @@ def _compute_factor(strength: Tensor) -> Tensor:
 
 
 def _look_up_levels(image: Tensor, table: Tensor) -> Tensor:
-    """Replaces each pixel by the entry of its level and channel; table (256, channels)."""
+    """Replaces each value by the table's entry for it and its channel; table: (256, channels)."""
     channels = image.shape[-1]
     index = tf.cast(image, tf.int32) * channels + tf.range(channels)
     return tf.gather(tf.reshape(table, [-1]), index)
@@ -178,7 +178,7 @@ def _transform_affine(
     right: Number = 0.0,
     down: Number = 0.0,
 ) -> Tensor:
-    """Moves the pixel at (a x + b y + right, c x + d y + down) to (x, y), relative to the middle.
+    """Moves the pixel from (a x + b y + right, c x + d y + down) to (x, y); (0, 0) is the middle.
 
     Takes the nearest pixel, the default of Pillow.
     """

@@ -97,7 +97,7 @@ def run(conversion: Conversion, arguments: list[str]) -> None:
 def _iterate_records(part: int, reader: Reader) -> Iterator[tuple[int, int, bytes]]:
     """Yields (part, number in the part, record)."""
     for number, record in enumerate(staging.encode_part(reader, part)):
-        # All are bytes: `skip_bad`, which yields skipped files, does not work with a runner.
+        # Always bytes: only `skip_bad` yields skipped files, and `run` rejects it.
         if isinstance(record, bytes):
             yield part, number, record
 

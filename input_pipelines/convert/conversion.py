@@ -74,7 +74,7 @@ class Conversion:
         return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
 
     def plan_shards(self, counts: list[int], size: int) -> Plan:
-        """Returns the plan of the shards.
+        """Returns the `Plan`, which has the number of shards and the place of each record.
 
         Args:
             counts: the number of records in each part.

@@ -7,8 +7,8 @@
 
 Every file is written atomically, and its content depends only on the source and the options, not
 on the process that writes it or the time. (Records of a source without an order, such as BigQuery,
-are sorted by their hashes before 2.) So a conversion that is started again resumes with the missing
-files, and any number of processes, or a Beam job (`beam`), makes the same bytes.
+are sorted by their hashes before stage 2.) So a conversion that is started again resumes with the
+missing files, and any number of processes, or a Beam job (`beam`), makes the same bytes.
 """
 
 import os

@@ -37,7 +37,7 @@ def build_tokenizer(
         flag: the command-line flag of the path, for error messages.
 
     Raises:
-        UserError: the file does not exist or cannot be used, or there is no such token.
+        UserError: the file or its package is missing or fails, or `end_of_text` is not a token.
     """
     if not path:
         if end_of_text:
@@ -66,9 +66,9 @@ def build_tokenizer(
 
 
 def list_switched_off(path: str | None) -> list[str]:
-    """Returns which of "truncation" and "padding" a tokenizer's file enables; both are ignored.
+    """Returns which of "truncation" and "padding" a tokenizer's file enables; packing ignores them.
 
-    Both are meant for batches of requests to a model. In training they would drop text, or train on
+    They are meant for batches of requests to a model. In training they would drop text, or train on
     padding.
     """
     return _find_padding_settings(load_tokenizer(path)) if path else []
@@ -89,7 +89,7 @@ def _warn_switched_off(path: str, asked: str) -> None:
 
 
 def load_tokenizer(path: str, flag: str = "--tokenizer") -> Any:
-    """Returns a `tokenizers.Tokenizer`.
+    """Returns the `tokenizers.Tokenizer` of a file.
 
     Args:
         path: the path of a tokenizer.json.

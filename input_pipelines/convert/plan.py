@@ -31,18 +31,18 @@ class Plan:
         return shard * self.examples // self.shards
 
     def list_records(self, shard: int) -> np.ndarray:
-        """Returns the numbers of a shard's records (n,), int64, in the order of the shard."""
+        """Returns the source indices of a shard's records, (n,), int64, in the shard's order."""
         places = np.arange(self.compute_begin(shard), self.compute_begin(shard + 1))
         return Permutation(self.examples, self.seed).forward(places)
 
     def locate_records(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the part of each record, and its number in that part."""
+        """Returns the part of each record and its index in that part; `records`: source indices."""
         firsts = np.cumsum([0, *self.counts])
         part = np.searchsorted(firsts, records, side="right") - 1
         return part, records - firsts[part]
 
     def list_places(self, part: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the shard of each record of a part, and its place in the shuffled order."""
+        """Returns the shard of each record of a part, and its place among all shuffled records."""
         first = sum(self.counts[:part])
         places = Permutation(self.examples, self.seed).invert(
             np.arange(first, first + self.counts[part])

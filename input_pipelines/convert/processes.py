@@ -21,8 +21,8 @@ def parallel_map(workers: int, tasks: int) -> Iterator[Map]:
     """Yields a function `each(function, numbers)`: an ordered map that ends at the first error.
 
     Args:
-        workers: the largest number of processes.
-        tasks: the approximate length of `numbers`; for 1, no process is started.
+        workers: the maximum number of processes.
+        tasks: the approximate length of `numbers`. If it or `workers` is 1, no process is started.
     """
     if min(workers, tasks) <= 1:
         yield lambda function, numbers: [function(number) for number in numbers]
@@ -62,7 +62,7 @@ def _hide_main() -> Iterator[None]:
 
 
 def _prepare_process(ignores: bool) -> None:
-    """Makes a pool process end when its parent ends or is killed, and silently at Ctrl-C.
+    """Makes a pool process end when its parent ends or is killed, and end silently at Ctrl-C.
 
     Args:
         ignores: whether the parent ignores Ctrl-C; if so, this process ignores it, too.

@@ -141,7 +141,7 @@ def _read_manifest(folder: str) -> tuple[bytes, int]:
 
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Keeps other processes of this machine from adding to a local data set within the block.
+    """Keeps this machine's other processes from adding to a local data set during the block.
 
     Data sets in buckets are protected by generations instead.
     """
@@ -151,7 +151,7 @@ def _locked(folder: str) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # Temporary files of a process that was killed.
+        # Removes the temporary files of a process that was killed.
         for path in Path(folder).glob(f".{manifest.NAME}.*.tmp"):
             path.unlink()
         yield

@@ -17,7 +17,7 @@ from tftpu.storage.side_files import read_sealed
 
 @dataclasses.dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards, and records each finished one in the staging folder.
+    """A writer that is called with a shard's index, and records the shard in the staging folder.
 
     Args:
         conversion: the conversion in progress.
@@ -63,7 +63,7 @@ def write_shard(conversion: Conversion, name: str, records: list[bytes], scratch
         scratch: a local folder in which shards are made before their upload to a bucket.
 
     Raises:
-        UserError: the bucket cannot be written, or has received other bytes.
+        UserError: the bucket cannot be written, or the file was damaged before its upload.
     """
     remote = files.is_remote(conversion.output)
     folder = str(scratch) if remote else conversion.output

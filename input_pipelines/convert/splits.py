@@ -26,7 +26,7 @@ def plan_conversions(
         say: a function that is called with lines about files that are in no split.
 
     Raises:
-        UserError: an option does not apply to the source.
+        UserError: an option is not allowed, or does not apply to the source.
     """
     options = conversion.options
     kind, _, what = conversion.source.partition(":")

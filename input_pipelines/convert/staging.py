@@ -1,13 +1,13 @@
 """The first stage of a conversion: the parts of the source as files of records.
 
-FOLDER/conversion            the fingerprint of the conversion that the files belong to
+FOLDER/conversion            the fingerprint of the conversion, and a hash of its parts
        part-<n>              the records of a part
        part-<n>.npy          the size of each record, in bytes
        part-<n>.skipped      the source's files that were skipped, if any
        part-<n>.hashes.npy   a hash of each record, if the source has no order
        part-<n>.json         sizes and checksums of these files; written last
        order.npy             the order of all records by hash, if the source has none
-       <shard>.json          a shard that is finished
+       <shard>.json          the description of a finished shard
 
 A conversion that is started again compares the parts with their checksums, and makes again those
 that do not match.
@@ -45,7 +45,7 @@ def encode_part(reader: Reader, part: int) -> Iterator[bytes | SkippedFile]:
     """Yields the records of a part in order, and the files that were skipped.
 
     Raises:
-        UserError: an example does not fit the reader's features; the message names the part.
+        UserError: an example cannot be read, or does not fit the features; the message says where.
     """
     from tftpu.input_pipelines.formats import example_proto
 
@@ -63,7 +63,7 @@ def encode_part(reader: Reader, part: int) -> Iterator[bytes | SkippedFile]:
 
 @dataclasses.dataclass(frozen=True)
 class Staging:
-    """A staging folder, with methods to fill and read it. Sent to worker processes.
+    """A staging folder, with methods to fill and read it. Worker processes get a copy.
 
     Args:
         reader: the reader of the source.
@@ -137,7 +137,7 @@ class Staging:
         files.write_whole(self.folder / "order.npy", _encode_npy(order))
 
     def read_records(self, planned: Plan, shard: int) -> list[bytes]:
-        """Returns the records of a shard, read part by part.
+        """Returns the records of a shard, in its order.
 
         Raises:
             UserError: a record was damaged after it was staged.
@@ -195,7 +195,7 @@ def choose_folder(conversion: Conversion, given: str | None) -> Path:
 
 @contextlib.contextmanager
 def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Locks a staging folder; waits while another process makes the same conversion."""
+    """Locks a staging folder for the `with` block; waits while another process has locked it."""
     said = False
     with contextlib.ExitStack() as held:
         while True:
@@ -211,7 +211,7 @@ def claimed(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None:
-    """Removes partial files, and leftovers of another conversion in the staging folder."""
+    """Prepares the staging and output folders: removes partial files, and another conversion's."""
     output = conversion.output
     note = folder / "conversion"
     parts = hashlib.sha256(json.dumps(reader.parts).encode()).hexdigest()
@@ -223,7 +223,7 @@ def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None
     if not files.is_remote(output):
         # The output may not exist yet if the staging folder is elsewhere.
         os.makedirs(output, exist_ok=True)
-        # Temporary files of this split only.
+        # Not those of other splits, which other processes may be writing.
         for path in Path(output).glob(f".{conversion.split}-*.tmp"):
             path.unlink(missing_ok=True)
     for path in folder.glob(".*.tmp"):
@@ -231,7 +231,7 @@ def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None
 
 
 def _encode_npy(array: np.ndarray) -> Iterator[bytes]:
-    """Yields the content of a `.npy` file."""
+    """Yields the content of a `.npy` file of an array, in pieces."""
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
     yield head.getvalue()

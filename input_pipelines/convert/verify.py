@@ -21,7 +21,7 @@ AT_MOST = 20  # broken records reported per shard
 
 
 def run(folder: str, workers: int = 0) -> tuple[Manifest, list[str]]:
-    """Checks the size, checksum and record count of every shard, and parses every record.
+    """Checks the checksum, record count and index of every shard, and parses every record.
 
     Args:
         folder: the folder of the data set, local or `gs://`.

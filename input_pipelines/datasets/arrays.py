@@ -45,8 +45,8 @@ def from_generator(
 ) -> tf.data.Dataset:
     """Returns batches of the examples of a Python generator, on one host.
 
-    One Python thread makes the examples, so a TPU will usually wait for it. A resumed run calls the
-    generator again and skips the examples that it has seen, so the generator must yield the same
+    One Python thread makes the examples, so a TPU will usually wait for it. A resumed run calls
+    `make` again and skips the examples that it has seen, so the generator must yield the same
     examples each time. Write anything large to TFRecord shards once (`tfrecord.write`,
     `manifest.write`).
 
@@ -70,10 +70,10 @@ def from_generator(
 
 
 def to_device_array(value: Any) -> np.ndarray:
-    """Returns an array in a dtype that devices support: float64 as float32, int64 as int32.
+    """Returns an array in a dtype that devices support, such as float32 for float64.
 
     Raises:
-        UserError: it holds neither numbers nor booleans, or an integer does not fit int32.
+        UserError: it holds neither numbers nor Booleans, or integers that do not fit int32.
     """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":

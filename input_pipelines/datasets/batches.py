@@ -43,7 +43,7 @@ def build_spec(
 def arrange_batch(
     values: Mapping[str, Any], features: tuple[str, ...], label: str, weight: str = ""
 ) -> Any:
-    """Returns (features, labels[, weights]) from values by name; a single feature is not a dict."""
+    """Returns features[, labels][, weights], a tuple if several; a single feature is not a dict."""
     chosen = {name: values[name] for name in features}
     batch = [chosen if len(chosen) > 1 else next(iter(chosen.values()))]
     batch += [values[name] for name in (label, weight) if name]

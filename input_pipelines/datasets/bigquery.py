@@ -47,7 +47,7 @@ class Table:
     Args:
         what: `project.dataset.table`, or a query, `SELECT ...` or `WITH ...`.
         features: names of the columns to read; (): all.
-        snapshot: ISO 8601, such as 2026-11-20T12:00:00Z; None: the table's last change.
+        snapshot: the time to read a table at, as 2026-11-20T12:00:00Z; None: its last change.
 
     Raises:
         UserError: there is no such table or column, records cannot hold a column, or permission is
@@ -150,7 +150,7 @@ def build_evaluation(data: "BigQuery", context: DataContext) -> tf.data.Dataset:
 def build_prediction(data: "BigQuery", address: str, context: DataContext) -> UnlabelledRecords:
     """Returns the rows of a table to predict, in memory; the table may be the run's or another."""
     kind, table = addresses.parse_address(address, "BigQuery", data.address_kinds)
-    snapshot = None  # a table that the run does not name is read as it is now
+    snapshot = None  # `data.snapshot` holds only for the run's own tables
     if kind != "bigquery":
         table = data.eval_table if kind == addresses.EVALUATION else data.train_table
         snapshot = data.snapshot

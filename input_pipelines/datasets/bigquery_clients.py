@@ -42,7 +42,7 @@ def connect() -> Clients:
 
 @contextlib.contextmanager
 def explained(what: str, action: str = "read") -> Iterator[None]:
-    """Turns the errors of Google's clients into `UserError`s.
+    """Turns errors of Google's clients in the `with` block into `UserError`s.
 
     Args:
         what: the table or query.

@@ -1,7 +1,7 @@
 """Loads Parquet files from a bucket into a BigQuery table, by a job that runs only once.
 
 The job's name is a hash of the files and the table, so a repeated command finds the first job:
-BigQuery never runs two jobs with the same name. After a failed job, another one tries again.
+BigQuery never runs two jobs with the same name. If that job failed, a new one is started.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def load(uris: Sequence[str], table: str, identity: str) -> str:
         identity: a string that changes with the content of the files.
 
     Raises:
-        UserError: the table has other rows, or permission is missing.
+        UserError: the table has other rows, or BigQuery rejects the request or fails to load.
     """
     from google.api_core import exceptions
     from google.cloud import bigquery

@@ -1,7 +1,7 @@
 """The data sets that come with tftpu, read without TFDS once they are prepared.
 
-TFDS takes about a second to import. A prepared data set is one TFRecord file for each split beside
-a `dataset_info.json`, which TensorFlow can read without TFDS.
+TFDS takes about a second to import. TensorFlow alone can read a prepared data set, which has one
+TFRecord file for each split, and a `dataset_info.json`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class EmbeddedLayout:
     """The layout of an embedded data set.
 
     Args:
-        config: the folder of the configuration in the data set's folder; "": there is none.
+        config: the subfolder of a configuration in the data set's folder; "" without subfolders.
         version: the version of the data set.
         features: the names of the features, with the dtypes in which a record stores them.
         images: the features that are PNG images, with their numbers of channels.
@@ -48,8 +48,8 @@ EMBEDDED = {
 def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
     """Returns all examples of a split in order, as NumPy arrays by feature name.
 
-    Returns None if TFDS is needed: the data set is not embedded, or is not prepared in a local
-    folder, or the split is not one complete file (such as "train[:90%]").
+    Returns None if TFDS is needed: the data set is not embedded, it is not prepared in a local
+    folder, or `split` is not stored as one file (for example, "train[:90%]" is not).
 
     Args:
         name: the name of the data set.
@@ -77,7 +77,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch | None:
 
 
 def _count(place: Path, split: str) -> int:
-    """Returns a split's number of examples from TFDS's metadata; 0 unless it is a single shard."""
+    """Returns a split's number of examples from TFDS's metadata; 0 if unknown or in many shards."""
     try:
         info = json.loads((place / "dataset_info.json").read_text())
         lengths = {found["name"]: found["shardLengths"] for found in info["splits"]}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20  # maximum number of classes that a line names
 _FEW = 100  # with fewer images, each changes the accuracy by more than 0.01
-MOST = 20_000  # maximum number of images decoded per split: some seconds on a few cores
+MOST = 20_000  # maximum number of images decoded per split, which takes seconds on a few cores
 
 
 def count_classes(found: ImageFiles) -> dict[str, int]:
@@ -42,7 +42,7 @@ def describe_classes(splits: Mapping[str, ImageFiles]) -> list[str]:
 
 
 def describe_shards(data: "StreamedImages") -> list[str]:
-    """Returns lines about shards with a manifest: the examples of each split, and the classes."""
+    """Returns lines with each split's number of examples and the classes; [] without a manifest."""
     folder = data.data_dir or ""
     if not files.exists(files.join(folder, manifest.NAME)):
         return []
@@ -57,7 +57,7 @@ def describe_shards(data: "StreamedImages") -> list[str]:
 
 
 def count_evaluation(data: "StreamedImages") -> int | None:
-    """Returns the number of evaluation examples; None without a manifest that has the split."""
+    """Returns the number of evaluation examples; None unless a TFRecord manifest has the split."""
     folder = data.data_dir or ""
     if data.format != "tfrecord" or not files.exists(files.join(folder, manifest.NAME)):
         return None
@@ -100,7 +100,7 @@ def sample_paths(found: ImageFiles) -> list[str]:
 
 
 def find_damaged(paths: Sequence[str]) -> dict[str, str]:
-    """Decodes images; returns the reasons why some cannot be decoded, by path."""
+    """Decodes images; returns the path of each that cannot be decoded, with the reason."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = list(pool.map(lambda path: decode.explain_failure(files.read(path)), paths))
     return {decode_path(path): why for path, why in zip(paths, reasons) if why}

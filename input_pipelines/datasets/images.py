@@ -47,7 +47,7 @@ def build_evaluation(data: "Images", context: DataContext) -> tf.data.Dataset:
 
 
 def build_prediction(data: "Images", address: str, context: DataContext) -> UnlabelledRecords:
-    """Returns images of a split or a folder to predict; files are cropped square and resized."""
+    """Returns the images of a split or of a folder, whose files are cropped square and resized."""
     kind, where = addresses.parse_address(address, "Images", data.address_kinds)
     if kind != "images":
         split = data.eval_split if kind == addresses.EVALUATION else data.train_split
@@ -99,7 +99,7 @@ def read_class_names(data: "Images") -> list[str]:
 
 
 def _decode_file(file: Tensor, data: "Images", rest: decode.Decode | None = None) -> Tensor:
-    """Returns the pixels of an image file, uint8: its central square, scaled to the data's size."""
+    """Returns the central square of an image file, scaled to `data.image_size`, as uint8 pixels."""
     window = decode.find_central_square
     return decode.crop_and_resize(file, window, data.image_size, data.channels, rest)
 

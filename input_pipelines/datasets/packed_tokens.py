@@ -23,7 +23,7 @@ _MOST = 1000  # maximum number of rows that are held out
 
 
 def build_training(data: "Tokens", folder: str, context: DataContext) -> Pipeline:
-    """Returns shuffled rows of packed shards; see `pipeline` for the exact guarantees."""
+    """Returns shuffled rows of packed shards; see `reading.order` for the order."""
     found, source = _open_rows(data, folder, data.train_split)
     if data.holds_out:
         source, _ = _hold_out(source)
@@ -87,7 +87,7 @@ def _open_rows(data: "Tokens", folder: str, split: str) -> tuple[Manifest, Shard
     """Returns the manifest of packed text in a folder, and the rows of a split.
 
     Raises:
-        UserError: the data set is not packed text, or is packed for another context.
+        UserError: the data set is not packed text, or its rows do not have `data.context` tokens.
     """
     found = manifest.read(folder)
     for name in ("tokens", "segments"):

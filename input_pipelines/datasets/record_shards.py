@@ -24,7 +24,7 @@ _EXAMPLE = "'x: float32[28,28]', 'y: int64 num_classes=10'"
 
 
 def build_training(data: "Records", context: DataContext) -> Pipeline:
-    """Returns shuffled examples; see `pipeline` for the exact guarantees."""
+    """Returns shuffled examples; see `reading.order` for the order."""
     return _build_pipeline(data, data.train_split, context)
 
 

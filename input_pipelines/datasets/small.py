@@ -8,7 +8,7 @@ def load_split(name: str, data_dir: str | None, split: str) -> Batch:
     """Returns all examples of a split in order, as NumPy arrays by feature name.
 
     Raises:
-        UserError: the data set or the split is unknown, or the data set is not prepared.
+        UserError: the data set or the split is unknown, not prepared, empty or damaged.
     """
     found = embedded.load_split(name, data_dir, split)
     if found is not None:

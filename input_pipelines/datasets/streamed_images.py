@@ -29,13 +29,13 @@ from tftpu.storage import files
 if TYPE_CHECKING:
     from tftpu.input_pipelines.sources import StreamedImages
 
-_HELD_OUT = 5  # without folders of splits, one image in this number of each class is held out
+_HELD_OUT = 5  # without folders of splits, one in this many images of each class is held out
 
 _log = logging.getLogger(__name__)
 
 
 def build_training(data: "StreamedImages", context: DataContext) -> Pipeline:
-    """Returns shuffled, augmented training images; see `pipeline` for the guarantees."""
+    """Returns shuffled, augmented training images; see `reading.order` for the order."""
     source, parse = _open_source(data, data.train_split)
     prepare = image_ops.build_training_augmentation(data.augment, data.image_size, data.channels)
     return Pipeline(
@@ -227,14 +227,14 @@ def _open_files(data: "StreamedImages", split: str) -> tuple[RecordSource, Parse
 
 
 def list_split(data: "StreamedImages", split: str) -> ImageFiles:
-    """Lists the images of a split of a folder or an index, with the training split's class ids.
+    """Lists a split's images in a folder or an index, with the class ids of the training split.
 
     Raises:
         UserError: there is no such split, or its classes are not those of the config.
     """
     found = _list_images(data, data.train_split, data.classes)
     _check_classes(data, found.num_classes, are_names=found.class_names is not None)
-    if split != data.train_split:  # this split may lack some of the classes, but has no others
+    if split != data.train_split:  # it may lack classes of the training split, but adds none
         found = _list_images(data, split, found.class_names or (), data.num_classes)
     return found
 
@@ -259,7 +259,7 @@ def _list_images(
         raise UserError(_explain_missing_split(data, split))
     found = image_files.list_in_folders(folder, classes)
     if split == data.eval_split:
-        found = dataclasses.replace(found, left_out={})  # listed for the training split
+        found = dataclasses.replace(found, left_out={})  # the training split reports these files
     chosen = image_files.select_share(found, 1 / _HELD_OUT, held_out=split == data.eval_split)
     if not chosen.images:
         raise UserError(

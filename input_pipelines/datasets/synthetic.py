@@ -30,7 +30,7 @@ def build_training(data: "Synthetic", context: DataContext) -> ArrayPipeline:
 
 
 def build_evaluation(data: "Synthetic", context: DataContext) -> tf.data.Dataset:
-    """Returns the same random examples, in order."""
+    """Returns the examples of `build_training`, in order."""
     return tf.data.Dataset.from_tensor_slices(_draw_values(data)).batch(context.global_batch_size)
 
 

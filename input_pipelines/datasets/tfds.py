@@ -42,7 +42,7 @@ def open_builder(name: str, data_dir: str | None, download: bool = False) -> Bui
         download: whether TFDS may download and prepare missing data.
 
     Raises:
-        UserError: the data set is unknown or not prepared.
+        UserError: the data set is unknown or not prepared, or the folder holds other files.
     """
     data_dir = data_dir or find_cache_folder("data")
     if name in EMBEDDED:
@@ -162,7 +162,7 @@ def open_shards(builder: Builder, split: str, shuffle: int = SHUFFLE) -> Shards:
         shuffle: see `Shards`.
 
     Raises:
-        UserError: there is no such split, it is empty, or its files are not TFRecord.
+        UserError: there is no such split, it is empty, or its files are missing or not TFRecord.
     """
     count_examples(builder, split)
     check_format(builder)

@@ -35,7 +35,7 @@ class ImageRecords:
         classes.
 
         Raises:
-            UserError: the records have no such features.
+            UserError: the records have no such features, or the label cannot be a class.
         """
         label = found.features.get(self.label)
         if not _is_image(found, self.image) or label is None:
@@ -82,7 +82,7 @@ class ImageRecords:
 
 
 def build_image_parser(found: Manifest, name: str) -> Any:
-    """Returns the function that turns records (batch,) into {"image"}, to predict them.
+    """Returns the function that turns records (batch,) into {"image"}, without their classes.
 
     Args:
         found: the manifest of the records.

@@ -153,7 +153,7 @@ def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
             if they apply. The dtype may also be `image`.
 
     Raises:
-        UserError: a line does not follow this syntax.
+        UserError: a line does not follow this syntax, or a dtype or shape is not valid.
     """
     features = {}
     for line in spec:
@@ -175,7 +175,7 @@ def parse_features(spec: Iterable[str]) -> dict[str, Feature]:
 
 
 def describe_features(features: Mapping[str, Feature]) -> str:
-    """Returns features as the lines that `parse_features` reads, each in quotes."""
+    """Returns features as one line, each quoted and in the syntax that `parse_features` reads."""
     lines = []
     for name, feature in features.items():
         size = f"[{','.join(map(str, feature.shape))}]" if feature.shape else ""

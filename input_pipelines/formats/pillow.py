@@ -17,7 +17,7 @@ _TOO_LARGE = f"has more pixels than the limit of {MAX_PIXELS:,}: make it smaller
 
 
 class ImageError(ValueError):
-    """The error for an unusable image, whose message follows the file's name in a sentence."""
+    """The error for an unusable image. Its message continues a sentence after the file's name."""
 
 
 def read_pixels(data: bytes, channels: int | None = None) -> np.ndarray:
@@ -75,7 +75,7 @@ def _to_eight_bits(image: Any) -> Any:
     if image.mode in ("I", "F"):
         raise ImageError("has pixels of 32 bits, whose range is unknown: store 8 or 16 bits")
     if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA")  # Pillow warns about any other conversion
+        return image.convert("RGBA")  # any other conversion of such an image makes Pillow warn
     return image
 
 

@@ -6,10 +6,11 @@ The suffix (in upper or lower case, before .gz) names the format:
     .json             an array of objects, one object, or an object on each line
     .csv .tsv         a table, whose first line names the columns
 
-A file with another suffix is text, unless it holds JSON: one value, or an object on each of its
-first two lines. The content shows whether a file is compressed (gzip). All files are UTF-8, with or
-without a byte order mark. Lines end as on Linux or Windows, and not at other characters such as
-U+2028. Blank lines are skipped. Anything else is an error that names the file.
+A file with another suffix is text, unless it holds JSON: one object or array, or an object on each
+of its first two lines. The content shows whether a file is compressed (gzip). All files are UTF-8,
+with or without a byte order mark. Lines end as on Linux or Windows, and not at other characters
+such as U+2028. Blank lines of tables are skipped. Any other content is an error that names the
+file.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ _RENAME = (
     "Rename the field that holds the text, or name it: --field=content for `tftpu data convert`, "
     "--config.data.field=content for a config with Tokens."
 )
-# A quoted name with the delimiter behind it.
+# A quoted column name, followed by the delimiter.
 _QUOTED_COLUMN = re.compile(rb'"(?:[^"]|"")*" *([;\t|,])')
 
 
@@ -66,7 +67,7 @@ class Row(NamedTuple):
     """A record of a table.
 
     Attributes:
-        place: the line and the file, for error messages.
+        place: the line (or the element of an array) and the file, for error messages.
         values: the values by column.
     """
 
@@ -75,7 +76,7 @@ class Row(NamedTuple):
 
 
 def check_not_folders(patterns: str, prefix: str) -> None:
-    """Raises `UserError` if one of the patterns of files is a folder on a disk.
+    """Raises `UserError` if one of several file patterns is the path of a local folder.
 
     Args:
         patterns: patterns with commas between them.
@@ -125,14 +126,14 @@ def is_table(path: str) -> bool:
 
 
 def list_columns(path: str) -> list[str]:
-    """Returns the columns of a table's first record; [] for texts and arrays of JSON.
+    """Returns the columns of a table's first record; [] for text, and JSON that is read whole.
 
     Args:
         path: the path of the file, local or in a bucket.
     """
     with _open_file(path) as file:
         found = _detect_format(path, file)
-        if found in (_TEXT, _JSON):  # an array would be read as a whole
+        if found in (_TEXT, _JSON):  # a JSON array can only be read as a whole
             return []
         row = next(_read_rows(path, file, found, 0, None), None)
         return list(row.values) if row else []
@@ -146,8 +147,8 @@ def read_documents(
     Args:
         path: the path of the file, local or in a bucket.
         field: the field that holds the text, in a table.
-        begin, end: for JSON lines, the range of bytes in which the records to read begin; None: to
-            the end of the file.
+        begin, end: for JSON lines, only records that begin in this range of bytes are read; `end`
+            None: up to the end of the file.
 
     Raises:
         UserError: a text cannot be read, or a record has none; the message names the file and the
@@ -160,7 +161,7 @@ def read_documents(
 def read_texts(
     path: str, data: bytes, field: str, advice: str = _RENAME, other_field: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yields (place, text) for each line of a text file, or for each text of a table.
+    """Yields (place, text) for each line of a text file, even if blank, or each text of a table.
 
     Args:
         path: the path of the file, whose suffix names the format.
@@ -209,7 +210,7 @@ def _peek(file: Any) -> bytes:
 
 
 def _detect_format(path: str, file: Any) -> str:
-    """Returns the format of a file at its beginning: one of `TABLES`, or `_TEXT`."""
+    """Returns the format of a file opened at its beginning: one of `TABLES`, or `_TEXT`."""
     found = find_suffix(path)
     if found in (*_DELIMITERS, *JSON_LINES):
         return found
@@ -287,7 +288,7 @@ def _read_rows(
         return _read_table(path, file, _DELIMITERS[found], skip_spaces)
     if found == _JSON:
         return _read_json_rows(path, file)
-    # A GZIP file cannot be read in parts, so the first part reads all lines.
+    # A GZIP file cannot be read from the middle, so the reader of the first range reads all of it.
     if isinstance(file, gzip.GzipFile):
         return iter(()) if begin else _read_json_lines(path, file, 0, None)
     return _read_json_lines(path, file, begin, end)
@@ -305,7 +306,7 @@ def _read_table(path: str, file: BinaryIO, delimiter: str, skip_spaces: bool) ->
     header: list[str] = []
     try:
         for values in reader:
-            # The line is blank, or holds only Excel's separators.
+            # Excel may write lines of separators alone; they count as blank.
             if not any(value.strip() for value in values):
                 continue
             place = f"line {reader.line_num} of {path}"

@@ -150,7 +150,7 @@ def compute_checksum(path: str) -> str:
 
 
 def scan_shard(path: str, compression: str = "") -> Shard:
-    """Reads every record of a file, checks the checksums, and returns the file as a shard.
+    """Reads every record of a file, checks the checksums, and returns the shard, named `path`.
 
     Raises:
         UserError: the file is missing, or a record is corrupt; the message names the file and the
@@ -186,6 +186,7 @@ def read_records(path: str, compression: str = "", first: int = 0) -> Iterator[t
     Raises:
         UserError: the file is missing, or a record is corrupt; the message names the file and the
             record, counted from the first one that was read.
+        BucketError: the bucket cannot be reached.
     """
     number, position = 0, first
     with open_file(path) as raw:
@@ -213,7 +214,7 @@ def find_compression(path: str) -> str:
     """Returns "GZIP" for a compressed file, otherwise "".
 
     Raises:
-        UserError: the file is missing.
+        UserError: the file is missing or cannot be read.
     """
     with open_file(path) as file:
         header = file.read(_HEADER)
@@ -227,7 +228,7 @@ def compute_max_records(size: int) -> int:
 
 
 def count_readable(path: str, position: int, count: int) -> int:
-    """Returns how many records TensorFlow can read without a crash of this process.
+    """Returns how many records of a file TensorFlow can read without crashing this process.
 
     TensorFlow's reader allocates the length that a record states before it reads the record, and
     crashes if the memory is too small. So the lengths alone are read first and compared with the
@@ -266,7 +267,7 @@ def open_file(path: str) -> BinaryIO:
     """Opens a file, local or in a bucket, for reading.
 
     Raises:
-        UserError: there is no such file.
+        UserError: there is no such file, or it cannot be read.
     """
     try:
         return files.open_file(path)
@@ -298,7 +299,7 @@ def _read_next(file: BinaryIO | gzip.GzipFile, left: int, largest: int) -> bytes
         largest: the most bytes of a record.
 
     Raises:
-        ValueError: the record is truncated, or a checksum does not match.
+        ValueError: the record is truncated or larger than `largest`, or a checksum does not match.
     """
     header = file.read(_HEADER)
     if not header:

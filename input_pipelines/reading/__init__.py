@@ -1,1 +1,1 @@
-"""Order, shards and caches: the examples of a step, and the files they are read from."""
+"""Reading of examples: their order, TFRecord shards, image files, and caches of bucket files."""

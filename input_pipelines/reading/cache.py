@@ -44,7 +44,7 @@ def from_data(data: Streamed) -> "Cache | None":
 
 
 class Cache:
-    """Keeps local copies of bucket files up to a total size; removes the least recently used first.
+    """Local copies of bucket files up to a total size; the least recently used are removed first.
 
     Args:
         folder: a local folder, which is created if it does not exist.
@@ -55,13 +55,13 @@ class Cache:
         self.folder = Path(folder)
         self.limit = limit
         self._checked: set[str] = set()  # keys of files whose checksum this process has verified
-        self._held: dict[int, contextlib.ExitStack] = {}  # the file in use by each reader
+        self._held: dict[int, contextlib.ExitStack] = {}  # by reader: keeps the file it uses
         self._holding = threading.Lock()
         self.folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def local_copy(self, uri: str, expected: Stored) -> Iterator[Path]:
-        """Yields a local copy of a bucket file, which is not removed within the block.
+        """Yields the path of a local copy of a bucket file, kept until the `with` block ends.
 
         Another process that needs the same file waits for this download.
 
@@ -90,7 +90,7 @@ class Cache:
             yield path
 
     def hold(self, uri: str, expected: Stored, reader: int) -> Path:
-        """Returns a local copy of a file, kept until the same reader requests another file.
+        """Returns the path of a local copy, kept until the same reader requests another file.
 
         Args:
             uri, expected: as for `local_copy`.

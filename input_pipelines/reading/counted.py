@@ -57,7 +57,7 @@ def read_manifest(
 
 
 def find_features(folder: str, split: str, compression: str = "") -> dict[str, Feature]:
-    """Infers the features of a split without a manifest from its first record; {} without records.
+    """Returns the features that a split's first record has; {} if the split has no records.
 
     Raises:
         UserError: a file is damaged, or its records are not `tf.train.Example`.

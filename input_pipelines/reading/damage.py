@@ -1,4 +1,4 @@
-"""Records of a file that cannot be read, and why."""
+"""Finds unreadable records in files, and the reasons."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ class Damage(NamedTuple):
     Attributes:
         record: the number of the first record that cannot be read; the record count if all can be
             read.
-        reason: why that record cannot be read.
+        reason: why this record, and each record after it, cannot be read.
         empty: the numbers of empty records, which no reader can use.
     """
 

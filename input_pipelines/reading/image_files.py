@@ -20,9 +20,9 @@ SPLIT_NAMES = (*TRAINING_NAMES, *VALIDATION_NAMES, "test", "testing")
 _OF_PROGRAMS = ("__MACOSX", "@eaDir", "__pycache__")  # folders made by macOS, a NAS and Python
 _SHOWN = 20  # maximum number of names in a line
 
-_EMPTY = "without images"  # the only reason to leave out a folder
+_EMPTY = "without images"  # the reason for folders; all other reasons are for files
 
-LeftOut = dict[str, list[str]]  # the names of the files, by the reason why they are left out
+LeftOut = dict[str, list[str]]  # the names of files or folders, by the reason to leave them out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Splits:
 
 
 def sort_files(folder: str) -> tuple[dict[str, int], LeftOut]:
-    """Returns the sizes of the images below a folder, by relative path, and the other files.
+    """Returns the sizes in bytes of images below a folder, by relative path, and files left out.
 
     Raises:
         UserError: there is no such folder on this machine.
@@ -137,12 +137,12 @@ def list_splits(folder: str, classes: Sequence[str] = ()) -> Splits:
 
     Args:
         folder: local or in a bucket.
-        classes: the names of all classes. If all folders have such names, they are not splits,
-            unless the folders inside them have such names, too.
+        classes: the names of all classes; (): unknown. Folders that all have such names are not
+            splits, unless all are named like splits and a folder inside them has such a name.
 
     Raises:
-        UserError: folders are named like splits, but have images without a class, or there are
-            other folders beside them.
+        UserError: there is no such folder, or folders are named like splits, but may be classes or
+            have images without a class.
     """
     found, left_out = sort_files(folder)
     if classes and _has_classes(found, classes):
@@ -163,7 +163,7 @@ def _has_classes(found: Iterable[str], classes: Sequence[str]) -> bool:
         above = name.split("/")[:-1]
         tops.update(above[:1])
         inner.update(above[1:2])
-    # A class may have a split's name: train/bus, train/car and train/train are one split's classes.
+    # A class may have a split's name: train/bus and train/train are two classes of one split.
     are_splits = all(top.lower() in SPLIT_NAMES for top in tops) and not inner.isdisjoint(classes)
     return tops <= {*classes} and not are_splits
 
@@ -253,7 +253,8 @@ def list_in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
             subfolders.
 
     Raises:
-        UserError: there are no such subfolders, they are splits, or one is not among `classes`.
+        UserError: there are no such subfolders, they look like splits or contain the classes, or
+            one is not among `classes`.
     """
     sizes, left_out = sort_files(folder)
     found = [name for name in sizes if "/" in name]
@@ -299,7 +300,8 @@ def _check_depth(
     """Raises `UserError` if the only folder has several subfolders, which may be the classes.
 
     Args:
-        folder, names, found: as for `_check_classes`.
+        folder: the folder whose subfolders are checked.
+        names, found: the names of the subfolders, and the relative paths of all images in them.
         classes: the names of all classes; empty: unknown.
     """
     inner = sorted({name.split("/")[1] for name in found if name.count("/") > 1})
@@ -334,13 +336,13 @@ def _check_names(folder: str, found: Iterable[str]) -> None:
 
 
 def is_like_split(name: str) -> bool:
-    """Returns whether a name begins or ends like a split, such as seg_train or val2017."""
+    """Returns whether a name's first or last word is a split, as in seg_train or val2017."""
     words = re.findall(r"[a-z]+", name.lower())
     return bool({*words[:1], *words[-1:]} & {*SPLIT_NAMES})
 
 
 def describe(found: ImageFiles) -> list[str]:
-    """Returns lines that say how many images each class has."""
+    """Returns lines about each class's images, classes without any, and folders in a class."""
     counts = collections.Counter(image.label for image in found.images)
     names = found.class_names or [str(number) for number in range(found.num_classes)]
     said = [f"{name} {counts[number]:,}" for number, name in enumerate(names)]

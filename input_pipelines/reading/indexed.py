@@ -16,7 +16,7 @@ class IndexedRecords:
     A record is its number: the pipeline's `parse` fetches the example.
 
     Args:
-        paths: the path of each example's file, (examples,), string.
+        paths: the path of each example's file, (examples,), string; at least one.
         state: a JSON value that changes with the files.
     """
 
@@ -58,7 +58,7 @@ class IndexedRecords:
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns batches (records, numbers) of `first` to `last` - 1; the two are equal."""
+        """Returns batches (records, numbers), which are equal; see `pipeline.RecordSource`."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
             numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)

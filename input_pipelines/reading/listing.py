@@ -24,14 +24,14 @@ _OTHERS = (_UNUSABLE, _UNREADABLE, _CIRCLE)
 
 
 class Tree(NamedTuple):
-    """The content of a folder and its subfolders, as sorted paths; for a bucket, only files.
+    """The content of a folder and its subfolders, by sorted relative path; in a bucket, only files.
 
     Attributes:
-        sizes: the sizes of the regular files.
+        sizes: the sizes in bytes of the regular files.
         unusable: broken links, pipes and devices.
         unreadable: entries whose kind and size cannot be read.
         circles: links to themselves, or to a folder above them.
-        empty: the outermost folders without any of these entries.
+        empty: the outermost folders that contain none of the entries above.
         links: the links to regular files, and the links to folders that were followed.
     """
 
@@ -44,7 +44,7 @@ class Tree(NamedTuple):
 
 
 def list_sizes(folder: str) -> dict[str, int]:
-    """Returns the sizes of all regular files below a folder, by sorted relative path."""
+    """Returns the sizes in bytes of all regular files below a folder, by sorted relative path."""
     return scan_folder(folder).sizes
 
 
@@ -132,11 +132,11 @@ def _warn(error: OSError) -> None:
 
 
 def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> None:
-    """Warns once about links in the paths of files that lead out of their folder.
+    """Warns once if files of a folder are outside it, because their paths contain links.
 
     Args:
         folder: a local folder; a bucket has no links.
-        links: all links in the folder; see `Tree`.
+        links: the relative paths of all links in the folder; see `Tree`.
         names: the paths of the files, relative to the folder.
     """
     if not links:
@@ -150,7 +150,7 @@ def warn_of_links(folder: str, links: Sequence[str], names: Collection[str]) -> 
 
 
 def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str]) -> Iterator[str]:
-    """Yields a text about each link in the paths of files that leads out of their folder.
+    """Yields a text about each link that a file's path contains and that leads out of a folder.
 
     Only the first `_CHECKED` links to files are checked: if millions of files are links, they
     usually lead to the same folder.
@@ -169,7 +169,7 @@ def _find_outer_links(folder: str, links: Sequence[str], names: Collection[str])
 
 
 def decode_path(path: str) -> str:
-    """Returns a path as text, because names on a disk need not be UTF-8."""
+    """Returns a path as text, with a replacement character for bytes that are not UTF-8."""
     return os.fsencode(path).decode(errors="replace")
 
 
@@ -179,7 +179,7 @@ def _warn_of_links(folder: str, links: str) -> None:
 
 
 def find_matches(pattern: str) -> dict[str, int]:
-    """Returns the sizes of the files that match a pattern (*, ?, [...]), by their sorted path.
+    """Returns the sizes in bytes of files that match a pattern (*, ?, [...]), by sorted path.
 
     As in a shell, the pattern must name a hidden file or folder (.DS_Store) to match it.
     """

@@ -11,7 +11,7 @@ reading everything before it:
 1. The shards are shuffled in each epoch and put one after another: a row of all examples.
 2. The row is cut into `Tracks`. Place j of every global batch is filled from track j // (G / T),
    for global batch size G and T tracks. A host, which has consecutive places of each batch, reads
-   few tracks, each from one place on. The number of hosts does not change the order.
+   few tracks, each in order from some record on. The number of hosts does not change the order.
 3. Each track is shuffled in windows, each by a Feistel network.
 
 To start at a step, whole shards are skipped by their counts, the index of a shard gives the byte

@@ -16,7 +16,7 @@ from tftpu.errors import UserError
 from tftpu.input_pipelines.formats import tfrecord
 from tftpu.input_pipelines.tensors import Tensor
 
-_TOGETHER = 1 << 20  # bytes of records per call, whose overhead takes as long as reading 50 KB
+_TOGETHER = 1 << 20  # bytes of records per call: a call's overhead costs as much as reading 50 KB
 
 
 def read_records(path: Tensor, position: Tensor, count: Tensor) -> tf.data.Dataset:

@@ -20,7 +20,7 @@ from tftpu.input_pipelines.tensors import Tensor
 from tftpu.storage import files
 from tftpu.storage.buckets import Stored
 
-AT_MOST = 64  # maximum number of tracks; up to as many hosts never read the same records
+AT_MOST = 64  # maximum number of tracks; with more hosts, several read the same records
 SHUFFLE = 16_384  # examples in the shuffle windows of all tracks together
 # Shards that one pass reads at a time. tf.data opens at most three times as many before it
 # finishes the first, so open shards have different reader numbers (shard number % AT_MOST).
@@ -89,7 +89,7 @@ class Shards:
             raise UserError("The shards have no examples.")
         counts = np.array([piece.examples for piece in self.pieces])
         index = np.cumsum([0, *(len(piece.offsets) for piece in self.pieces)])
-        # Tensors that the graphs below share: a graph's own constants are copied with it.
+        # As tensors, all graphs share these tables; constants would be copied with each graph.
         self._tables = _ShardTensors(
             paths=tf.constant([piece.path for piece in self.pieces]),
             counts=tf.constant(counts, tf.int64),
@@ -229,7 +229,7 @@ class Shards:
             skipped = tf.where(epoch == start, behind, tf.constant(0, tf.int64))
             return self._read_epoch(tracks, track, epoch, skipped, window, seed)
 
-        # Yields start, start + 1, ...: a range whose start is a tensor.
+        # The epochs start, start + 1, ... without end.
         return tf.data.Dataset.range(start, tf.int64.max).flat_map(read_epoch)
 
     def _read_epoch(
@@ -349,7 +349,7 @@ def from_manifest(
 
     Raises:
         UserError: there is no such split, it is empty, or a shard is missing or has another size
-            than the manifest states; or `cache` is too small.
+            than the manifest states; or `cache` is too small, or the manifest has no checksums.
     """
     pieces = [
         Piece(data.build_path(shard), shard.examples, 0, shard.offsets, shard.bytes)
@@ -391,7 +391,7 @@ def check_pieces(pieces: list[Piece]) -> list[Piece]:
     """Checks that the files exist and have the expected sizes; returns the pieces with sizes.
 
     Raises:
-        UserError: a file is missing or does not have the expected size.
+        UserError: a file is missing, has another size, or is too small for its records.
     """
     with ThreadPoolExecutor(32) as pool:
         sizes = list(pool.map(lambda piece: files.find_size(piece.path), pieces))

@@ -16,9 +16,9 @@ def choose_for_slice(experiment: Experiment, wanted: Slice) -> str:
         wanted: the slice to rent.
 
     Raises:
-        UserError: the global batch or the mesh does not fit the slice, or the slice has several
-            hosts or a generation that TensorFlow does not support, and the config does not ask
-            for the JAX engine.
+        UserError: the global batch or the mesh does not fit the slice; or the config selects the
+            TensorFlow engine, and the slice has several hosts or a generation that TensorFlow does
+            not support.
     """
     name = selection.choose_engine(experiment.cluster)
     selection.check_generation(name, wanted.generation)

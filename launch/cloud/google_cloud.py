@@ -34,8 +34,8 @@ class ApiService:
     Attributes:
         name: the service's name in messages, such as "the cluster".
         messages: templates by HTTP status; `{what}` is the attempt, and `{said}` the answer.
-        read_error: returns the status of a client's error (`NO_ANSWER` if none came) and the
-            service's message; None for an error of another kind.
+        read_error: a function that returns the status of a client's error (`NO_ANSWER` if none
+            came) and the service's message; None if the error is not from the client.
     """
 
     name: str
@@ -150,7 +150,7 @@ def to_message(kind: Callable[..., T], spec: dict[str, Any]) -> T:
 
 
 class BucketFolder:
-    """A folder of a bucket to which machines write; a file that cannot be read counts as empty.
+    """A folder of a bucket to which machines write. What cannot be read counts as not yet written.
 
     Args:
         path: "gs://bucket/folder", which need not exist yet.
@@ -177,7 +177,7 @@ class BucketFolder:
     def read(self, name: str) -> dict[str, str]:
         """Returns the text of each file with the given name, by the path of its subfolder.
 
-        A file directly in this folder has the path "".
+        A file directly in this folder has the path "". Returns {} if one cannot be read.
         """
         try:
             return {

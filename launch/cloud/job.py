@@ -47,7 +47,7 @@ class CloudJob:
     spot: bool = False
 
     def build_labels(self) -> dict[str, str]:
-        """Returns the labels of a job: tftpu's own, and those of `--labels=key=value,key=value`.
+        """Returns the labels of a job: those that tftpu sets, and those in the field `labels`.
 
         Raises:
             UserError: Google Cloud does not allow a label, or tftpu itself sets it.
@@ -113,7 +113,7 @@ def to_resource_name(config: str) -> str:
 
 
 def make_unique_name(config: str) -> str:
-    """Returns a unique name, by which a job is found if its creation request got no answer."""
+    """Returns a unique name; a job is found by it if the request that creates it got no answer."""
     name = to_resource_name(config)[:24].rstrip("-")
     return f"{name}-{time.strftime('%m%d')}-{secrets.token_hex(3)}"
 
@@ -189,7 +189,7 @@ def confirm_data(shipment: Shipment, send_data: bool) -> None:
 
 
 def check_bucket_folder(flag: str, path: str) -> None:
-    """Raises `UserError` unless a path is in a bucket, without quotes and backslashes."""
+    """Raises `UserError` unless a flag's path is in a bucket and has no quotes or backslashes."""
     # The path is written into JSON and into shell scripts.
     if any(sign in path for sign in "\"'\\"):
         raise UserError(f"--{flag}={path} contains a quote or a backslash: choose another name.")
@@ -202,7 +202,7 @@ def check_bucket_folder(flag: str, path: str) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumps multi-line strings as blocks, so that scripts are readable."""
+    """A YAML dumper that writes multi-line strings as blocks, so that scripts are readable."""
 
 
 _Dumper.add_representer(

@@ -14,7 +14,7 @@ RUNTIMES = {
 
 
 def suggest_launcher(wanted: Slice) -> str:
-    """Suggests the launcher that has a slice, for the error of one that does not have it."""
+    """Returns a sentence that names a launcher for a slice, or says that there is none."""
     if wanted.generation.name in RUNTIMES:
         return f"`tftpu launch tpu-vm --slice={wanted.name}` rents it as a TPU VM."
     if wanted.slices > 1 and wanted.single.hosts == 1:

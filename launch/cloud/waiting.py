@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def poll(look: Callable[[], T]) -> Iterator[T]:
-    """Calls a function every few seconds and yields its results; retries lost connections.
+    """Calls a function every `POLL_S` seconds and yields its results; retries lost connections.
 
     Raises:
         ConnectionLost: no answer came for `PATIENCE_S` seconds.
@@ -39,12 +39,12 @@ def poll(look: Callable[[], T]) -> Iterator[T]:
 
 
 def retry(function: Callable[[], T]) -> T:
-    """Repeats a request until an answer comes; `ConnectionLost` is raised after `PATIENCE_S`."""
+    """Repeats a request until an answer comes; after `PATIENCE_S`, raises `ConnectionLost`."""
     return next(poll(function))
 
 
 class StateLog:
-    """Prints the states of a job with the time, whenever they change."""
+    """A printer of the states of a job, with the time, whenever they change."""
 
     def __init__(self) -> None:
         self._shown: dict[str, str] = {}
@@ -64,13 +64,14 @@ def print_last_lines(machine: str, log: str) -> None:
 
 @contextlib.contextmanager
 def watching(running: str) -> Iterator[None]:
-    """Reports what still runs if the block, which follows a job, ends early, such as by Ctrl-C.
+    """Prints a message if Ctrl-C ends the `with` block, and adds it to errors of requests in it.
 
     Args:
-        running: a message that names what runs, and the command that ends it.
+        running: the message, which names what still runs and the command that ends it.
 
     Raises:
-        UserError: a request was rejected, or a lost connection was not restored.
+        UserError: a request was rejected, or a lost connection was not restored. The message is not
+            added to `NotFoundError`, because then nothing runs.
     """
     try:
         yield
@@ -84,7 +85,7 @@ def watching(running: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def creating(possible: str) -> Iterator[None]:
-    """Raises `UserError` if a request in the block is interrupted or gets no answer.
+    """Raises `UserError` if a request in the `with` block is interrupted or gets no answer.
 
     Args:
         possible: a message that names what may exist now, and the command that ends it.

@@ -2,4 +2,5 @@
 
 from typing import Any
 
-Pipeline = Any  # what `input_pipelines.training` returns; importing its type loads TensorFlow
+# The result of `input_pipelines.training`. Importing its type would load TensorFlow.
+Pipeline = Any

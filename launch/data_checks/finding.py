@@ -9,7 +9,7 @@ class Finding:
 
     Attributes:
         level: "ok", "warning" or "error".
-        text: one line, or more with the names of files.
+        text: one line, or several that also name files.
     """
 
     level: str

@@ -16,7 +16,7 @@ _PROGRESS = 10.0  # seconds between two lines of progress
 
 
 def inspect_images(data: Any) -> Iterator[Finding]:
-    """Counts examples and classes of images; in a folder or an index, decodes a sample of them."""
+    """Yields findings on images: their classes and, in a folder or an index, damaged files."""
     if not isinstance(data, StreamedImages) or data.format == "tfds":
         return
     from tftpu.input_pipelines import overlap

@@ -1,4 +1,4 @@
-"""Checks the shapes of batches, and where they come from: files, memory, a bucket."""
+"""Checks the shapes of batches, the shards and the memory they need, and the bucket's region."""
 
 import math
 import os
@@ -51,7 +51,7 @@ def inspect_plain(hosts: int) -> list[Finding]:
 
 
 def inspect_shards(pipeline: Pipeline, hosts: int) -> list[Finding]:
-    """Checks number and size of the files against the number of hosts."""
+    """Checks that the hosts can share the shards evenly, and the size and index of the shards."""
     from tftpu.input_pipelines.reading.shards import Shards
 
     source = getattr(pipeline, "source", None)
@@ -95,7 +95,7 @@ def inspect_memory(pipeline: Pipeline, hosts: int, limit: int) -> list[Finding]:
     Args:
         pipeline: the pipeline of the training split.
         hosts: number of hosts that share a batch.
-        limit: the bytes of the host's memory.
+        limit: the host's memory in bytes.
     """
     import tensorflow as tf
 
@@ -125,12 +125,12 @@ def _count_bytes(array: np.ndarray) -> int:
 
 
 def read_host_memory() -> int:
-    """Returns the bytes of memory of this machine."""
+    """Returns the size of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def inspect_region(data_dir: str | None, zone: str | None) -> list[Finding]:
-    """Checks that the bucket is in the region of the TPU."""
+    """Checks that the data, if they are in a bucket, are in the region of the TPU's zone."""
     match = re.match(r"gs://([^/]+)", data_dir or "")
     if not match:
         return [Finding("ok", "the data is not in a bucket: --zone has no effect")] if zone else []

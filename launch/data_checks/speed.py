@@ -41,8 +41,8 @@ def inspect_speed(
         rate: examples per second of this host.
         needs: the examples per second that each slice needs, by its name.
         hosts: number of hosts.
-        examples: number of examples of the training data; None if it is not known.
-        source: text about where `needs` come from; if `needs` is empty, about how to find them.
+        examples: number of training examples; None if it is unknown.
+        source: a text on where `needs` are from; if `needs` is empty, on how to get them.
     """
     speed, seconds = f"this host gives {rate:,.0f} examples/s", math.inf
     if examples and hosts == 1:

@@ -53,7 +53,8 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
     left_out = Images | StreamedImages | Synthetic | Text | Tokens
     if isinstance(data, left_out) or summary.describe_same_split(data):
         return []
-    hidden = contextlib.redirect_stdout(io.StringIO())  # these lines were printed before
+    # Opening the splits prints lines that were printed before.
+    hidden = contextlib.redirect_stdout(io.StringIO())
     try:
         with own_code.failures_of_class(data, "evaluation"), hidden:
             opened = pipeline or input_pipelines.training(data, seed)

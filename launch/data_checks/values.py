@@ -29,7 +29,7 @@ def inspect_values(model: Any, batches: list[Any], ignored: int | None = None) -
     Args:
         model: the config of a zoo model, whose `vocabulary` and `num_classes` are the limits.
         batches: some batches of the data, `(x, y)` or `(x, y, sample_weight)` of arrays.
-        ignored: the class id that the loss ignores, its `ignore_class`.
+        ignored: the class id that the loss ignores (its `ignore_class`), or None.
     """
     vocabulary, classes = (getattr(model, name, None) for name in ("vocabulary", "num_classes"))
     if getattr(model, "head", "classes") != "classes":  # the head predicts tokens
@@ -72,7 +72,7 @@ def inspect_lengths(experiment: Experiment, batches: list[Any], hosts: int) -> l
     most = known[0].shape[-1]
     lengths = count_tokens(experiment, hosts) if full.any() else np.zeros(0, int)
     y = batches[0][1] if _has(batches[0], 1) else None
-    # If the labels are the next tokens, the last token of a text is only a label.
+    # If the labels are the next tokens, a text's last token is only a label, and takes no position.
     lengths = lengths - (getattr(y, "shape", ())[1:] == (most,))
     cut = int((lengths > most).sum())
     of = f"of {counted(full.size, 'text')} of the first batches"
@@ -103,7 +103,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
     """Builds a user's model, and compares labels and ids with its outputs and embeddings.
 
     Args:
-        experiment: the config.
+        experiment: the experiment with the user's model.
         batches: some batches of the data, as arrays.
     """
     import keras
@@ -130,7 +130,7 @@ def inspect_own_values(experiment: Experiment, batches: list[Any]) -> list[Findi
             if outside:
                 return [Finding("error", f"in the first batches, {outside}.")]
             values = np.ravel(limit.values)
-            # The other values have weight 0, or the loss ignores them.
+            # Values outside these limits have weight 0, or the loss ignores them.
             allowed = values[(values >= 0) & (values < limit.size)]
             seen.setdefault(f"and {limit.owner}", []).append((limit.name, allowed))
     found = []
@@ -156,7 +156,7 @@ def _has(batch: Any, part: int) -> bool:
 
 
 def _select_weighted_ids(batch: Any, part: int) -> np.ndarray | None:
-    """Returns ids of features (part 0), or labels of nonzero weight (part 1); None if not ids."""
+    """Returns tokens (part 0), or labels of nonzero weight (part 1); None if not integers."""
     ids = batch[part]
     ids = ids.get("tokens") if isinstance(ids, dict) else ids
     if not isinstance(ids, np.ndarray) or not np.issubdtype(ids.dtype, np.integer):

@@ -27,7 +27,7 @@ class Machine:
         site: the folders from which packages are imported.
         root: root of the file system.
         environ: environment variables.
-        python: version of Python.
+        python: major and minor version of Python.
     """
 
     site: tuple[str, ...] = dataclasses.field(default_factory=lambda: tuple(sys.path))
@@ -36,7 +36,7 @@ class Machine:
     python: tuple[int, int] = sys.version_info[:2]
 
     def find_distribution(self, name: str) -> importlib.metadata.Distribution | None:
-        """Returns the distribution of a name (of two, the imported one); None if not installed."""
+        """Returns the distribution that Python imports for a name; None if it is not installed."""
         found = importlib.metadata.distributions(name=name, path=list(self.site))
         return next(iter(found), None)
 
@@ -46,7 +46,7 @@ class Machine:
         return distribution.version if distribution else None
 
     def resolve_path(self, absolute: str) -> Path:
-        """Returns the place of an absolute path under `root`."""
+        """Returns the path under `root` of a file, given its absolute path on the machine."""
         return self.root / absolute.lstrip("/")
 
     def find_files(self, pattern: str) -> list[str]:

@@ -10,7 +10,7 @@ _TIMEOUT_S = 0.5  # seconds; a metadata server is on the machine itself and answ
 
 
 def describe(machine: Machine) -> dict[str, str]:
-    """Returns the facts for the top of the report: the place and its TPU slice."""
+    """Returns the facts for the top of the report: the platform, such as Colab, and the slice."""
     environ = machine.environ
     accelerator = read_attribute(machine, "accelerator-type")
     if "COLAB_RELEASE_TAG" in environ:
@@ -37,8 +37,8 @@ def read_attribute(machine: Machine, name: str) -> str | None:
     """Returns an attribute of the machine from Google Cloud's metadata server; None if unknown."""
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None
-    # Google's client libraries use the same variable. The address needs no name server, which might
-    # not answer.
+    # Google's client libraries use the same variable. The default is an address instead of a name,
+    # because a name server might not answer.
     host = machine.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/attributes/{name}",

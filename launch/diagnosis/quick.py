@@ -6,7 +6,7 @@ from tftpu.errors import UserError
 from tftpu.launch.diagnosis import settings, tpu, wheels
 from tftpu.launch.diagnosis.machine import Machine, Problem
 
-# Problems that make training impossible. Others are only printed, as they may not matter to a run.
+# Problems that make training impossible. Others may not matter to a run, and are only printed.
 _FATAL = frozenset(
     {
         *("damaged-wheel", "keras-version", "libtpu-version", "no-libtpu", "no-tensorboard"),

@@ -34,7 +34,7 @@ def describe(machine: Machine) -> dict[str, str]:
 
 
 def find_problems(machine: Machine) -> list[Problem]:
-    """Finds the problems other than packages that keep TensorFlow from using the TPU."""
+    """Finds what keeps TensorFlow from using the TPU, except for problems with packages."""
     if list_devices(machine):
         found = [
             _find_holder(machine) or _find_stale_lockfile(machine),

@@ -9,8 +9,8 @@ from kfp import dsl
 from tftpu.errors import UserError
 from tftpu.launch.kfp import steps
 
-RETRIES = 3  # retries of a search and of a training, which resume
-_WAIT = "60s"  # the wait before the first retry
+RETRIES = 3  # retries of a search or a training; each retry resumes it
+_WAIT = "60s"  # time before the first retry
 
 Task = Any  # `dsl.PipelineTask`
 Text = Any  # a Python string, or a parameter of the pipeline
@@ -22,15 +22,15 @@ class PipelinePlan:
 
     Attributes:
         image: container image of the steps.
-        source: address of data to convert first, as for `tftpu data convert --source`; None: the
+        source: address of data to convert first, as for `tftpu data convert --source`; None if the
             data exist already.
         convert_flags: further flags of `tftpu data convert`.
         predict: address of records to predict in the end, as for `tftpu predict --input`, or None.
-        search: the space of a search before the training; None: no search.
+        search: the space of a search before the training; None searches nothing.
         search_flags: further flags of `tftpu search`.
-        train: a function that takes the folder of the run and returns the task that trains; None:
-            `steps.train`, which is retried if it fails.
-        run: placeholder that names each run of the pipeline.
+        train: a function that takes the folder of the run and returns the task that trains; None
+            uses `steps.train`, which is retried if it fails.
+        run: placeholder that Kubeflow replaces with the name of each run of the pipeline.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
 
@@ -86,7 +86,7 @@ class PipelinePlan:
         return made.after(*before) if before else made
 
     def _add_task(self, step: Callable[..., Task], **arguments: Text) -> Task:
-        # Caching is off, because a folder of the same name may hold other data tomorrow.
+        # Caching is off, because a folder may hold other data at the next run.
         return step(**arguments).set_container_image(self.image).set_caching_options(False)
 
 
@@ -106,18 +106,18 @@ def training_pipeline(
     """Returns a pipeline that checks the data, trains, evaluates, and exports a good model.
 
     Its parameters are `config`, `workdir`, `gate` (such as "accuracy>=0.95") and `overrides`. Each
-    run of it has its own folder in `workdir`, named after the ID of that run: the workdir of the
-    training, and in it `export`, `data`, `search` and `predictions`.
+    run of the pipeline has its own folder in `workdir`, named after its ID. The folder is the
+    training's workdir, and contains `export`, `data`, `search` and `predictions`.
 
     Args:
         image: container image of the steps, with tftpu, its extra kfp, and your own code.
         source: address of data to convert first, such as "images:gs://BUCKET/photos"; the
-            config's `data.data_dir` is then the result. None: the config's data exist already.
+            config's `data.data_dir` is then the result. None if the data exist already.
         convert_flags: further flags of `tftpu data convert`.
         predict: address of records to predict after the gate, such as "images:gs://BUCKET/new", or
             None.
         search: the space of a search before the training, which then uses the best values, such as
-            ["optimizer.learning_rate=log:1e-4..1e-1"]; []: the config's space. None: no search.
+            ["optimizer.learning_rate=log:1e-4..1e-1"]; [] uses the config's, None searches nothing.
         search_flags: further flags of `tftpu search`, such as "--config.train.steps=100".
 
     Raises:

@@ -20,7 +20,7 @@ IMAGE = f"tftpu:{__version__}"
 
 
 def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
-    """Runs a command of tftpu; if it fails, its exit code ends the step."""
+    """Runs a command of tftpu; if the command fails, exits with its code, so the step fails."""
     import itertools
     import os
     import shlex
@@ -65,7 +65,7 @@ def _run_tftpu(words: list[str], flags: str, setup: str) -> None:
 
 
 def _format_code_flag(config: str) -> list[str]:
-    """Returns the flag that lets a command import the config file of the run, on any machine."""
+    """Returns the flag with which a command imports the run's config file; [] if it has none."""
     return [f"--config={config}"] if config.endswith(".py") else []
 
 
@@ -93,12 +93,12 @@ def new_run(workdir: str, run: str, condition: str = "") -> str:
 
     Args:
         workdir: folder for the runs, local or gs://.
-        run: the name of this run, `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow replaces a
+        run: the name of this run, given as `dsl.PIPELINE_JOB_ID_PLACEHOLDER`. Kubeflow replaces a
             placeholder only if it is the whole value of a parameter.
-        condition: the condition of the gate after the training; a wrong syntax already fails here.
+        condition: the condition of the gate after the training; this step fails if it is invalid.
 
     Returns:
-        The folder.
+        The path of the folder.
     """
     import sys
 
@@ -140,9 +140,9 @@ def check(
 
     Args:
         config: name of a config, or path of one in the image.
-        data_dir: the folder of the data; "": the config's own.
+        data_dir: the folder of the data; "" uses that of the config.
         overrides: changes of the config, as on the command line.
-        condition: the condition of the gate after the training; may name only the config's metrics.
+        condition: the condition of the gate after the training; an unknown metric is an error.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
     """
     words = [f"--config.data.data_dir={data_dir}"] if data_dir else []
@@ -165,11 +165,11 @@ def search(
 
     Args:
         config: name of a config, or path of one in the image.
-        workdir: folder of the search, which outlasts the machine.
-        space: fields and their values, such as "optimizer.learning_rate=log:1e-4..1e-1"; empty: the
-            config's space.
+        workdir: folder of the search, on storage that outlasts the machine.
+        space: fields and their values, such as "optimizer.learning_rate=log:1e-4..1e-1"; [] for
+            the config's space.
         trials: the number of trials.
-        data_dir: the folder of the data; "": the config's own.
+        data_dir: the folder of the data; "" uses that of the config.
         overrides: changes of the config, as on the command line.
         flags: further flags of the command, and changes of the config for the search only.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.
@@ -202,9 +202,9 @@ def train(
 
     Args:
         config: name of a config, or path of one in the image.
-        workdir: folder of the run, which outlasts the machine.
+        workdir: folder of the run, on storage that outlasts the machine.
         run: the artifact that names that folder.
-        data_dir: the folder of the data; "": the config's own.
+        data_dir: the folder of the data; "" uses that of the config.
         overrides: changes of the config, and other flags, as on the command line.
         best: the values that `search` returned.
         setup: in a pipeline of `tftpu launch`, shell functions that install the user's code.

@@ -14,10 +14,10 @@ from tftpu.tpu.slices import Slice
 
 _SENT = 0.5  # weights and gradients are sent as bfloat16, in half of the bytes of float32
 _RECOMPUTED = 4 / 3  # FLOPs of a step that recomputes its blocks, relative to one that does not
-# Bytes of a step's activations for each kind of `remat`, relative to the inputs of its blocks. On
+# Bytes of a step's activations for each kind of `remat`, relative to the inputs of the blocks. On
 # compiled Llama 3.1 8B with flash attention: 36 ("none"), 12 ("products") and 2.5 ("block").
 _KEPT = {"none": 36, "products": 12, "attention": 3, "block": 2, "offload": 1}
-# Time of the FLOPs relative to that at peak; how often activations are written or read. Fitted to
+# Time of the FLOPs, relative to that at peak; how often activations are written or read. Fitted to
 # 14 compiled steps of a Llama of 1.1 billion weights on v5e and v6e, with errors up to 37 %.
 _WORK, _PASSES = 1.3, 8
 _BLOCK_SUMS = 4  # all-reduces of a block over `tensor`: of attention and MLP, in both passes
@@ -30,7 +30,7 @@ class Facts:
     Attributes:
         flops: model FLOPs of a global batch, forward and backward.
         examples: the number of examples in a global batch.
-        tokens: the number of tokens in a global batch; None for data of other kinds.
+        tokens: the number of tokens in a global batch; None if the examples are not tokens.
         input_bytes: bytes of one example at the input of the model's blocks.
         parameters: the number of the model's parameters, trained or not.
         weights, trained: bytes of all weights, and of the trained ones.
@@ -63,8 +63,8 @@ class Estimate:
         likely_bytes: estimate of the bytes that the program needs on a device.
         limit_bytes: bytes of a device's memory.
         least_seconds: time of a step at peak FLOP/s or peak bandwidth, whichever is longer.
-        likely_seconds: estimate of a step's time: its computation, memory traffic and
-            communication in sequence.
+        likely_seconds: estimate of a step's time: the sum of the times for computation, memory
+            traffic and communication.
         usd_hour: dollars for an hour of the slice.
     """
 
@@ -82,8 +82,8 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     """Returns the bounds and estimates for a candidate.
 
     The least memory is that of the state, and of the inputs of blocks unless the host keeps them.
-    The least time is that of the model's FLOPs, or of the memory traffic that reads the weights,
-    and reads and writes the optimizer's state.
+    The least time is that of the model's FLOPs, or if longer, that of reading the weights and of
+    reading and writing the optimizer's state and averages.
 
     Args:
         candidate: the candidate.
@@ -95,7 +95,7 @@ def estimate(candidate: Candidate, target: Slice, facts: Facts, usd_hour: float)
     state = facts.states[name_state(candidate.mesh, target)]
     assert not isinstance(state, str), state
     examples = facts.examples // count_shards(candidate.mesh, target)
-    # Inputs of blocks may be sharded along these axes, too.
+    # Inputs of blocks may also be sharded along `sequence` and `tensor`.
     entering = facts.input_bytes * examples // (sizes[SEQUENCE] * sizes[TENSOR])
     part = entering // candidate.microbatches
     gradients = facts.trained // (sizes[FSDP] * sizes[TENSOR])
@@ -125,8 +125,8 @@ def _estimate_exchange(
 ) -> float:
     """Returns an estimate of the seconds that devices communicate in a step.
 
-    Along `fsdp` each microbatch gathers the weights twice, and scatters the sums of the gradients;
-    along `data` the gradients are summed once; along `tensor` each block sums its outputs.
+    Along `fsdp`, each microbatch gathers the weights twice and scatters the sums of the gradients.
+    Along `data`, the gradients are summed once. Along `tensor`, each block sums its outputs.
     """
     cut = sizes[TENSOR]
     gathered = microbatches * _SENT * (facts.weights + facts.trained / 2) / cut
@@ -140,7 +140,7 @@ def _estimate_exchange(
 
 
 def _sum_seconds(size: float, devices: int, target: Slice) -> float:
-    """Returns the seconds of an all-reduce over some devices; a gather takes half as long."""
+    """Returns the seconds in which devices all-reduce `size` bytes; a gather takes half as long."""
     if devices == 1:
         return 0.0
     chips = max(1, min(devices, target.chips_per_slice) // target.generation.cores)

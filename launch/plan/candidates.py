@@ -24,7 +24,7 @@ from tftpu.tpu.slices import Slice, parse_slice
 
 MESH, MICROBATCHES = "cluster.mesh", "train.gradient_accumulation_steps"
 ATTENTION = "model.attention"
-_MOST_TENSOR = 8  # most devices along `tensor`; models that need more are too large for a plan
+_MOST_TENSOR = 8  # maximum size of `tensor`; models that need more are too large for a plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Space:
 
     Attributes:
         experiment: the config with the overrides of the command line.
-        fixed: the fields that these overrides set, which the plan keeps.
+        fixed: the fields that these overrides set; the plan does not change them.
     """
 
     experiment: Experiment
@@ -169,7 +169,7 @@ class Space:
         return dataclasses.replace(self.experiment, **changed)
 
     def list_changes(self, candidate: Candidate) -> list[str]:
-        """Returns where a candidate differs from the config, in the form "model.remat=block"."""
+        """Returns a candidate's changes of the config, such as ["model.remat=block"]."""
         return [
             f"{path}={value}"
             for path, value in self._list_values(candidate).items()
@@ -181,7 +181,7 @@ class Space:
         return " ".join([candidate.slice, *self.list_changes(candidate)])
 
     def has_settings(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate has the config's settings; any value fits `auto` or None."""
+        """Returns whether a candidate has the config's settings; `auto` and None match anything."""
         values = self._list_values(candidate)
         given = {path: self._read(path) for path in values}
         if given.get(MESH) not in (None, AUTO):
@@ -217,7 +217,7 @@ class Space:
         return [self._read(ATTENTION)] if ATTENTION in self.fixed else KINDS_OF_ATTENTION
 
     def _find_refusal(self, candidate: Candidate, shards: int) -> str:
-        """Returns why the config does not allow the microbatches of a candidate; "" if it does."""
+        """Returns why the config is invalid with a candidate's settings; "" if it is valid."""
         try:
             own_code.validate(self.apply(candidate), shards)
         except UserError as error:

@@ -44,11 +44,11 @@ _CONVOLUTIONS = (
 
 
 class PlanExaminer:
-    """Examines the candidates of a config.
+    """The examination of a plan's candidates with preflight.
 
     Args:
-        space: the config as preflight compiles it, and the fields that the plan may choose.
-        batch_spec: the spec of its global batch.
+        space: the config as preflight compiles it, and the fields that the plan must not change.
+        batch_spec: the spec of the config's global batch.
     """
 
     def __init__(self, space: Space, batch_spec: Nest):
@@ -132,7 +132,7 @@ class PlanExaminer:
         """Examines candidates until none is left that can be better, or the time is over.
 
         Args:
-            search: the search, which has the known verdicts and gets the new ones.
+            search: the search, which has the known verdicts; new ones are added to it.
             journal: the record of earlier verdicts, to which the new ones are added.
             seconds: the time limit.
 
@@ -143,7 +143,8 @@ class PlanExaminer:
         ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
         with Progress() as progress:
             processes = Processes(progress)
-            parts: dict[Candidate, Processes] = {}  # compilers by candidate, to stop those of one
+            # The compiler processes of each candidate, to stop them if it is pruned.
+            parts: dict[Candidate, Processes] = {}
 
             def choose() -> tuple[Candidate, Processes] | None:
                 with changed:

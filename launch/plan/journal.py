@@ -1,8 +1,8 @@
 """The verdicts of earlier plans: `plan.jsonl` in a workdir, one line for each candidate compiled.
 
-The key of a line is a digest of all that the verdict depends on: the config without its length and
-the fields that a plan chooses, the code of tftpu and of the config, the installed packages,
-including libtpu, and the environment variables that the compiler reads.
+The key of a line is a digest of all that the verdict depends on: the config, except its length and
+the fields that a plan chooses; the code of tftpu and of the config; the installed packages,
+including libtpu; and the environment variables that the compiler reads.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _READ = ("XLA_", "LIBTPU_", "JAX_", "KERAS_", "TF_")  # prefixes of environment 
 
 
 def compute_key(space: Space) -> str:
-    """Returns the key of a config's lines: a digest; see the module's docstring.
+    """Returns the key of a config's lines in `plan.jsonl`; see the module's docstring.
 
     Raises:
         UserError: the config contains a value that JSON cannot represent.
@@ -54,14 +54,14 @@ def _list_code() -> list[str]:
 
 
 class Journal:
-    """The lines of a workdir's `plan.jsonl` that belong to a config.
+    """The facts and verdicts about a config in a workdir's `plan.jsonl`.
 
     Args:
         workdir: the workdir, local or remote; it is created if it is missing.
         key: see `compute_key`.
 
     Raises:
-        UserError: the workdir cannot be written.
+        OSError: the workdir cannot be created, or its file cannot be read.
     """
 
     def __init__(self, workdir: str, key: str):

@@ -1,7 +1,7 @@
 """The search of a plan: which candidate to compile next, which to prune, and which is best.
 
 It reads no clock and no file: `choose_next` returns a candidate, and `record` takes its verdict.
-Besides the bounds, a verdict on a candidate prunes others of the same slice:
+Besides the bounds, a verdict on a candidate prunes other candidates of the same slice:
 
 - If it does not fit, neither does one that recomputes as little or less, in as few microbatches or
   fewer, on a mesh that shards the model as much or less. A single microbatch still may fit, because
@@ -50,9 +50,9 @@ class Goal:
 
     Attributes:
         steps: the length of the run, in steps.
-        budget: dollars for the run; None: no limit.
-        deadline: seconds for the run; None: no limit.
-        tokens: the number of tokens in a global batch; None for data of other kinds.
+        budget: dollars for the run; None for no limit.
+        deadline: seconds for the run; None for no limit.
+        tokens: the number of tokens in a global batch; None if the examples are not tokens.
     """
 
     steps: int
@@ -75,12 +75,12 @@ class Goal:
         return False, usd, seconds
 
     def price_tokens(self, step_seconds: float, usd_hour: float) -> float | None:
-        """Returns the dollars for 1 billion tokens; None for data of other kinds."""
+        """Returns the dollars for 1 billion tokens; None if the examples are not tokens."""
         return usd_hour * step_seconds / 3600 / self.tokens * 1e9 if self.tokens else None
 
     @property
     def miss(self) -> str:
-        """The remark on a run that misses the limit."""
+        """The remark on a run that misses the limit: "too slow" or "over budget"."""
         return "too slow" if self.budget is None else "over budget"
 
     @property
@@ -128,9 +128,9 @@ class Search:
     Args:
         estimates: the candidates with their bounds and estimates.
         goal: the aim of the plan.
-        own: the candidates with the config's own settings: the most promising one is tried first.
-        named: the slices that the user named: each gets a price, if anything fits there and keeps
-            the limit.
+        own: the candidates with the config's settings; the most promising of them is tried first.
+        named: the slices that the user named; each gets a price if a candidate fits there and
+            keeps the limit.
 
     Attributes:
         verdicts: the verdicts by candidate, in the order of their recording.
@@ -149,7 +149,7 @@ class Search:
         self._named = set(named)  # a slice is removed when it has a price
         self._estimates = {one.candidate: one for one in estimates}
         # The largest number of bytes by which a program exceeded its estimate, negative if none
-        # did, by the key of `_name_memory`.
+        # did, times `_count_parts`; by the key of `_name_memory`.
         self._uncounted: dict[tuple[str, str, str], int] = {}
         # Ratios of predicted times to estimated ones, by slice, for each kind of attention, because
         # estimates leave out the scores of plain attention.
@@ -186,7 +186,7 @@ class Search:
         """Returns the most promising candidate, and marks it as running; None if there is none.
 
         Candidates on an idle slice and mesh come first, because the verdict on a running one
-        decides about others there. Otherwise one must need less memory than those running there.
+        decides about others there. Otherwise it must need less memory than those running there.
         Until a candidate fits, idle slices come first, because compilers are several times as fast
         for some generations as for others. After that, named slices without a price come first.
         """
@@ -215,7 +215,7 @@ class Search:
         return chosen.candidate
 
     def _may_replace_running(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate may fit where those running on its mesh probably do not."""
+        """Returns whether a candidate may fit if those running on its mesh are likely too large."""
         place = candidate.slice, candidate.mesh
         return all(
             self._expect_bytes(self._estimates[one]) > _ROOM * self._estimates[one].limit_bytes
@@ -290,7 +290,7 @@ class Search:
         return candidate not in self.verdicts and candidate not in self.pruned
 
     def has_candidate(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate is among those to choose from."""
+        """Returns whether a candidate is one of the candidates of the search."""
         return candidate in self._estimates
 
     def has_slice(self, name: str) -> bool:
@@ -310,12 +310,12 @@ class Search:
         return list(firsts.values())
 
     def rank(self, candidate: Candidate) -> tuple[bool, float, float]:
-        """Returns the rank of a candidate that has a price."""
+        """Returns the sort key of a candidate that has a price; see `Goal.rank`."""
         seconds = self.verdicts[candidate].step_seconds
         return self.goal.rank(seconds or math.inf, self.find_usd_hour(candidate))
 
     def meets_goal(self, candidate: Candidate) -> bool:
-        """Returns whether a candidate that has a price keeps the limit."""
+        """Returns whether a candidate that has a price keeps the goal's budget or deadline."""
         return not self.rank(candidate)[0]
 
     def find_usd_hour(self, candidate: Candidate) -> float:
@@ -355,8 +355,8 @@ class Search:
     def expect_seconds(self, one: Estimate) -> float:
         """Returns the estimated seconds of a step, corrected by the errors of earlier estimates.
 
-        The correction is the median ratio of the predicted times with the same kind of attention to
-        their estimates, on this slice or, if it has none, on the others.
+        The correction is the median ratio of predicted to estimated times among the compiled
+        candidates with the same kind of attention: those on this slice or, without any, all.
         """
         by_slice = self._paces.get(one.candidate.attention, {})
         all_paces = itertools.chain.from_iterable(by_slice.values())
@@ -472,7 +472,7 @@ def _does_more(one: Candidate, other: Candidate) -> bool:
 
 
 def _cuts_no_more(one: str, other: str) -> bool:
-    """Returns whether a mesh shards the batch as another does, with no more devices on `fsdp`."""
+    """Returns whether a mesh equals another, or differs by a smaller `fsdp` and larger `data`."""
     if one == other:
         return True
     mine, theirs = parse_mesh(one), parse_mesh(other)

@@ -33,7 +33,7 @@ def build_rows(search: Search, space: Space, top: int) -> list[dict[str, Any]]:
 
     Args:
         search: the search.
-        space: the config, and the fields that the plan chooses.
+        space: the candidates that the config allows.
         top: the number of best candidates.
     """
     rows, firsts = [], search.list_firsts()
@@ -109,7 +109,7 @@ def _format_settings(changes: Sequence[str], remat: str) -> str:
 def format_command(
     verb: str, config: str, overrides: Sequence[str], candidate: Candidate, space: Space
 ) -> str:
-    """Returns the command that runs `tftpu VERB`, such as "train", with a candidate's settings."""
+    """Returns the shell command `tftpu VERB CONFIG ...` with the settings of a candidate."""
     changes = [f"--config.{change}" for change in space.list_changes(candidate)]
     chosen = {change.partition("=")[0] for change in changes}
     kept = [word for word in overrides if word.partition("=")[0] not in chosen]
@@ -121,7 +121,7 @@ def describe_estimates(search: Search, space: Space, parameters: int) -> list[st
 
     Args:
         search: the search, with the verdicts of earlier plans.
-        space: the config, and the fields that the plan chooses.
+        space: the candidates that the config allows.
         parameters: the number of the model's parameters.
     """
     other = "" if search.goal.budget is None else " (the cheapest of all: without --budget)"
@@ -166,7 +166,7 @@ def describe_verdict(search: Search, space: Space, candidate: Candidate) -> str:
 
 
 def _format_prices(goal: Goal, step_seconds: float, usd_hour: float) -> str:
-    """Returns the price of a run, and that of 1 billion tokens for data that has tokens."""
+    """Returns the price of a run and, if the examples are tokens, that of 1 billion tokens."""
     run = f"{format_price(goal.steps * step_seconds * usd_hour / 3600)} a run"
     per_tokens = goal.price_tokens(step_seconds, usd_hour)
     return run if per_tokens is None else f"{run} ({format_price(per_tokens)} per 1B tokens)"
@@ -191,7 +191,7 @@ def describe_next(search: Search, space: Space) -> list[str]:
 
 
 def describe_unpriced(search: Search) -> list[str]:
-    """Returns a line for each slice that has no price yet."""
+    """Returns a line for each slice on which no candidate fits yet and some are left to compile."""
     return [
         f"  {name}: no price yet; roughly {_format_estimate(search, found)}"
         for name, found in search.list_unpriced().items()
@@ -200,7 +200,7 @@ def describe_unpriced(search: Search) -> list[str]:
 
 
 def describe_ruled_out(search: Search, space: Space) -> list[str]:
-    """Returns a line for each slice that has no price and will not get one."""
+    """Returns a line for each slice on which no candidate fits and none is left to compile."""
     lines = []
     for name, found in search.list_unpriced().items():
         if isinstance(found, Estimate):
@@ -215,7 +215,7 @@ def describe_ruled_out(search: Search, space: Space) -> list[str]:
 
 
 def _describe_smallest(search: Search, space: Space, name: str) -> str:
-    """Returns why a slice has no row, and the least memory that a candidate needed there."""
+    """Returns why a slice has no row in the table, and the least memory needed there, if known."""
     tried = {one: verdict for one, verdict in search.verdicts.items() if one.slice == name}
     large = [one for one, verdict in tried.items() if verdict.too_large and verdict.hbm_bytes]
     if not large:
@@ -226,7 +226,7 @@ def _describe_smallest(search: Search, space: Space, name: str) -> str:
 
 
 def _format_least(search: Search, name: str) -> str:
-    """Returns the least time and price of a run on a slice."""
+    """Returns the time and price of a run on a slice at the chip's peak speed."""
     seconds, usd_hour = search.find_least(name)
     prices = _format_prices(search.goal, seconds, usd_hour)
     run = format_duration(search.goal.steps * seconds)
@@ -234,7 +234,7 @@ def _format_least(search: Search, name: str) -> str:
 
 
 def describe_losers(search: Search) -> list[str]:
-    """Returns a line for each slice whose row may not be its best, as candidates were pruned."""
+    """Returns a line for each slice on which a pruned candidate may be better than those shown."""
     lines = []
     for place, first in enumerate(search.list_firsts()):
         why = {reason for one, reason in search.pruned.items() if one.slice == first.slice}
@@ -296,7 +296,7 @@ def describe_search(
 
     Args:
         search: the search.
-        refusals: the reasons why the config cannot use some slices, by slice name.
+        refusals: for each slice that the config cannot use, by its name, the reason.
         undivided: for each mesh that cannot shard the model, the reason.
     """
     failed = [v for v in search.verdicts.values() if not v.fits]

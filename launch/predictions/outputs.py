@@ -8,15 +8,15 @@ from tftpu.launch.run import finished
 
 
 class OutputSelector:
-    """Changes the run's model to one with the requested outputs.
+    """A function that changes the run's model to one with the requested outputs.
 
     Args:
-        outputs: names of outputs; None: the classes of a classifier, otherwise the logits.
+        outputs: names of outputs; None for the classes of a classifier, or else the logits.
 
     Attributes:
         outputs: the names of the outputs; set once the model is built.
         probabilities: whether the model returns probabilities; set once it is built.
-        shape: the shape of its outputs; set once it is built.
+        shape: the shape of the model's outputs; set once it is built.
     """
 
     def __init__(self, outputs: list[str] | None):
@@ -44,10 +44,10 @@ class OutputSelector:
 
 
 def read_class_names(experiment: Experiment, changed: OutputSelector) -> list[str] | None:
-    """Returns the class names of the model that `changed` was called with; None if not known here.
+    """Returns the class names of the model that `changed` was called with; None if unknown here.
 
     Raises:
-        UserError: the model has another number of classes.
+        UserError: the number of names differs from the model's number of classes.
     """
     names = finished.read_class_names(experiment)
     classes = changed.shape[-1] if isinstance(changed.shape, tuple) and changed.shape else None

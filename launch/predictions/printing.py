@@ -23,7 +23,7 @@ _VALUES_BESIDE_CLASS = 5  # longest list that is printed beside a class, such as
 
 
 class ProgressPrinter:
-    """Prints the progress of a prediction job.
+    """A printer of the progress of a prediction job.
 
     Attributes:
         found: the number of records whose predictions existed when the job started.
@@ -55,7 +55,7 @@ def print_summary(job: "Job", records: "UnlabelledRecords", complete: bool, othe
         job: the prediction job.
         records: the records, including those that this process could not read.
         complete: whether the predictions of all machines are there.
-        others: whether other processes wrote some of the rows, whose errors are not counted.
+        others: whether other processes wrote some of the rows; errors are then not counted.
     """
     machine, machines = job.machine
     if records.skipped:

@@ -1,4 +1,4 @@
-"""The records that are predicted, and their fields that are copied to the predictions."""
+"""The records to predict, and the fields of the records that are copied to the predictions."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> None:
-    """Raises `UserError` if fields of unlabelled image files are requested, which have none."""
+    """Raises `UserError` if `keep` names fields, but the records are image files without fields."""
     if type(data) not in (Images, StreamedImages):  # a user's class may read fields from anywhere
         return
     if keep and address.partition(":")[0] == "images":
@@ -29,12 +29,12 @@ def check_has_fields(address: str, data: DataConfig, keep: Sequence[str]) -> Non
 def open_records(
     data: DataConfig, address: str, skip_bad: bool, keep: tuple[str, ...]
 ) -> tuple["UnlabelledRecords", Any]:
-    """Returns the records at an address, and the specs of their features.
+    """Returns the records at an address, and a data set with the features of the first one.
 
     Args:
         data: the data of the run.
         address: where the records are, as `--input` names it.
-        skip_bad: whether records that cannot be read are skipped.
+        skip_bad: whether records that cannot be read are skipped; otherwise they are errors.
         keep: the fields of the input that are copied to the predictions.
 
     Raises:

@@ -68,7 +68,7 @@ def check(
         time_limit: seconds that one compilation may take; None takes preflight's default.
 
     Raises:
-        UserError: any reason of `tftpu.preflight.check`, or the precision is not native to TPUs.
+        UserError: any reason of `tftpu.preflight.check`, or the precision is mixed_float16.
     """
     with reporting_if_slow("Loading TensorFlow"):
         experiment, batch_spec = prepare(experiment)
@@ -91,7 +91,7 @@ def prepare(experiment: Experiment) -> "tuple[Experiment, Nest]":
     Its length is in steps, and its model loads no pretrained weights.
 
     Raises:
-        UserError: the precision is not native to TPUs, or the data cannot be described.
+        UserError: the precision is mixed_float16, or the shapes of the data are unknown.
     """
     startup.leave_devices_alone()
     from tftpu import input_pipelines
@@ -117,12 +117,13 @@ def check_text(
 ) -> "list[WritingReport]":
     """Prints and returns reports on the price of text that an experiment's model generates.
 
-    Args: as for `check`; and
-
+    Args:
+        experiment, slices, prices, verbose, time_limit: see `check`.
         rows: the number of texts that a device writes at once.
 
     Raises:
-        UserError: any reason of `preflight.writing.check_writing`, or the model is of KerasHub.
+        UserError: any reason of `preflight.writing.check_writing`, the precision is mixed_float16,
+            or the model is of KerasHub.
     """
     if isinstance(experiment.model, KerasHub):
         raise UserError(
@@ -184,10 +185,10 @@ def print_report(report: "Report", explain: bool) -> None:
 
 
 def print_comparison(before: "tuple[str, Report]", after: "tuple[str, Report]") -> None:
-    """Prints the changes between two reports, which are given with their names.
+    """Prints the changes between two reports, each given as (name, report).
 
     Raises:
-        UserError: they have no slice in common.
+        UserError: the reports have no slice in common.
     """
     from tftpu.preflight import compare
 
@@ -229,7 +230,7 @@ def build_options(experiment: Experiment) -> "PreflightOptions":
 
 
 def _build_recomputing(experiment: Experiment) -> "Callable[[str], keras.Model] | None":
-    """Returns a function that builds the model with a given `remat`; None if one is set already."""
+    """Returns a function that builds the model with another `remat`, if the config has "none"."""
     from tftpu.launch.run.experiment import build_model
 
     if getattr(experiment.model, "remat", None) != "none":

@@ -1,8 +1,8 @@
 """Cached reports of `tftpu preflight`, which a repeated command prints without TensorFlow.
 
 Reports are cached only for configs that come with tftpu (with any overrides), and for data whose
-batches follow from the config alone. It is unknown what a user's own code reads while it builds a
-model, so such code runs each time. Its compiled program is cached like any other.
+batches follow from the config alone. It is unknown what a user's code reads while it builds a
+model, so that code always runs; only the compiled program comes from a cache.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def find(name: str | None) -> "Report | None":
 
 
 def keep(name: str | None, report: "Report") -> None:
-    """Caches a report if the step fits on all its slices; other reports may be temporary failures.
+    """Caches a report if the step fits on all of its slices, as a failure may be temporary.
 
     Args:
         name: the result of `compute_key`.

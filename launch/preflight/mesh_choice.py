@@ -18,7 +18,7 @@ from tftpu.tpu.slices import GENERATIONS
 
 
 def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
-    """Returns the mesh for a config on the devices of this machine.
+    """Returns the mesh of a config on this machine's devices; None if the config has none.
 
     `auto` stands for the mesh that shards the model least and still fits, which preflight finds in
     a separate process. Without a TPU, each device holds the whole model.
@@ -28,7 +28,7 @@ def choose_mesh(cluster: ClusterConfig, words: Sequence[str]) -> str | None:
         words: the config and its overrides, as on the command line.
 
     Raises:
-        UserError: no mesh fits, or the slice is unknown.
+        UserError: no mesh fits, preflight failed, or the generation of the TPU is unknown.
     """
     if cluster.mesh != AUTO:
         return cluster.mesh
@@ -52,7 +52,7 @@ def find_fitting(slice_name: str, words: Sequence[str]) -> str:
         words: see `choose_mesh`.
 
     Raises:
-        UserError: no mesh fits.
+        UserError: no mesh fits, or preflight failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "preflight.json")

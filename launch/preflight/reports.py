@@ -32,7 +32,7 @@ def read(flag: str, given: str) -> "Report":
         given: the value of the flag.
 
     Raises:
-        UserError: there is no report, or another version wrote it.
+        UserError: there is no report, it is damaged, or another version wrote it.
     """
     from tftpu.preflight.saved import read_report
 

@@ -24,10 +24,11 @@ def format_lines(experiment: Experiment) -> Iterator[str]:
     """Yields the lines of the table, and the totals. It allocates no memory for the model.
 
     Args:
-        experiment: a validated experiment. Its mesh has a size for every axis that it names.
+        experiment: a validated experiment, whose mesh has a size for every axis that it names.
 
     Raises:
-        UserError: there is no such mesh, or it does not fit the model.
+        UserError: the sizes of the mesh are unknown, or it does not fit the model, or the model has
+            no weights after build() or has its own objectives.
     """
     layout, model, optimizer = _build_layout(experiment)
     rows = [
@@ -54,7 +55,7 @@ def _build_layout(
     """Returns the layout of an experiment's model, the model, and its optimizer, without values.
 
     Raises:
-        UserError: there is no mesh, some of its sizes are unknown, or it does not fit the model.
+        UserError: see `format_lines`.
     """
     given = experiment.cluster.mesh
     if given in (None, AUTO) or -1 in parse_mesh(given).values():

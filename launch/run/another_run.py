@@ -7,14 +7,14 @@ from tftpu.storage import files
 
 
 def suggest_run(experiment: Experiment, workdir: str, *, with_weights: bool = True) -> str:
-    """Describes the flags of another run, such as "--workdir=runs/mine_2".
+    """Returns a text with the flags that start another run, such as "--workdir=runs/mine_2".
 
     Args:
         experiment: the experiment that cannot resume.
-        workdir: folder of the run, which has checkpoints.
+        workdir: folder of the run that cannot resume; it has checkpoints.
         with_weights: whether the weights of the run fit the experiment's model. If they do, the
-            flags set `model.init_from` to them; but not for models from outside the zoo, nor with
-            adapters, where `init_from` names the base weights.
+            flags set `model.init_from` to them, except for models from outside the zoo, and with
+            adapters, whose `init_from` names the base weights.
     """
     folder = f"--workdir={files.suggest_path(workdir)}"
     model = experiment.model

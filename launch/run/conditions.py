@@ -13,7 +13,7 @@ def find_unmet(condition: str, metrics: dict[str, float | None]) -> list[str]:
 
     Args:
         condition: "METRIC>=NUMBER" or "METRIC<=NUMBER", or several of these with commas in between.
-        metrics: the values by name; None stands for a value that is not finite.
+        metrics: the values of the metrics by name; None stands for a value that is not finite.
 
     Raises:
         ValueError: the condition has another form.
@@ -64,7 +64,7 @@ def check_form(flag: str, condition: str) -> None:
 
 
 def check_metric(flag: str, metric: str, experiment: Experiment) -> None:
-    """Raises `UserError` for a metric that the evaluation of a config cannot have.
+    """Raises `UserError` for a metric that the evaluation of a config does not compute.
 
     The names of a config's own metrics are only known after its model is built, so they are not
     checked.

@@ -52,7 +52,7 @@ def build_model(experiment: Experiment, jit_compile: Any = False) -> keras.Model
     """
     model = build_layers(experiment)
     if has_objectives(experiment):
-        return model  # it trains with its objectives, not with a compiled loss
+        return model  # it trains with its own objectives, and needs no compiled loss
     if model.compiled and experiment.loss is None:  # a KerasHub task compiles itself with a loss
         given = {
             name: keras_objects.build_objects(getattr(experiment, name), name)
@@ -91,7 +91,7 @@ def build_layers(experiment: Experiment) -> keras.Model:
 def build_plain_model(experiment: Experiment, trainer: Trainer) -> keras.Model:
     """Returns the model of a trainer as evaluation sees it, not compiled and without adapters.
 
-    Its weights are their moving averages if the trainer keeps these; adapters are merged into them.
+    Its weights are the moving averages if the trainer keeps them; adapters are merged into these.
     """
     plain = build_layers(dataclasses.replace(experiment, model=remove_adapters(experiment)))
     models.assign_merged(plain, trainer.model, trainer.executor.averaged_weights())
@@ -141,7 +141,7 @@ def has_objectives(experiment: Experiment) -> bool:
     """Returns whether the model of an experiment has its own loss functions.
 
     Raises:
-        UserError: the experiment also sets a loss or metrics.
+        UserError: it has them, and the experiment also sets a loss, metrics or label smoothing.
     """
     own = type(experiment.model).objectives is not ModelConfig.objectives
     named = ("loss", "metrics", "weighted_metrics")
@@ -165,8 +165,8 @@ def resolve_length(experiment: Experiment, pipeline: Any = None) -> Experiment:
     """Returns the experiment with its length in steps, which may be converted from epochs.
 
     Args:
-        experiment: the experiment with a length in steps or epochs.
-        pipeline: the training pipeline; None: it is opened if it is needed.
+        experiment: the experiment; with a length in epochs, an `eval_every` of 0 becomes an epoch.
+        pipeline: the training pipeline; None opens it if the length is in epochs.
 
     Raises:
         UserError: the length is given in epochs, but the number of examples is unknown.
@@ -209,8 +209,8 @@ def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
         A message about what was loaded; "" if nothing was.
 
     Raises:
-        UserError: the weights do not fit the model. A head with another shape keeps its initial
-            weights.
+        UserError: the weights do not fit the model, or adapters have no base weights. A head with
+            another shape keeps its initial weights.
     """
     config = experiment.model
     path, resumes = config.init_from, trainer.has_checkpoint()
@@ -225,10 +225,10 @@ def load_initial_weights(experiment: Experiment, trainer: Trainer) -> str:
 
 
 def load_base(experiment: Experiment) -> "Callable[[keras.Model], keras.Model]":
-    """Returns a function that loads the base weights of a model with adapters, and returns it.
+    """Returns a function that loads base weights into a model with adapters, and returns the model.
 
-    Checkpoints do not contain these weights. Without adapters, the function loads nothing. It
-    raises `UserError` if the weights do not fit.
+    Checkpoints do not contain the base weights. A model without adapters stays as it is. The
+    function raises `UserError` if the weights do not fit.
     """
 
     def load(model: keras.Model) -> keras.Model:

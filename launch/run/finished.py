@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 _T = TypeVar("_T")
-_LENGTH = 1 << 30  # steps; any length will do, because no schedule is used
+_LENGTH = 1 << 30  # steps; an arbitrary number, because no learning-rate schedule is used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedRunOptions(Overrides):
-    """The option that names the config of a finished run."""
+    """The config of a finished run, and overrides of its fields."""
 
     OVERRIDES_HELP = (
         "field of the config that --config names; if the run has a config.json, only the path of "
@@ -87,7 +87,7 @@ class RestoredRun(NamedTuple):
     Attributes:
         trainer: the trainer with the weights of the checkpoint.
         step: the step of the checkpoint.
-        evaluation: the evaluation split; None: the data have none, or were not opened.
+        evaluation: the evaluation split; None if the data have none, or were not opened.
     """
 
     trainer: "Trainer"
@@ -96,7 +96,7 @@ class RestoredRun(NamedTuple):
 
 
 def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> Experiment:
-    """Loads the experiment of a workdir. Its devices are chosen for this machine.
+    """Loads the experiment of a workdir, with the devices of this machine instead of the run's.
 
     Args:
         workdir: folder of the run.
@@ -114,7 +114,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
         for change in overrides:
-            # Another path of the base weights is allowed: a digest shows if they are the same.
+            # Base weights may have moved to another path; a digest shows if they are the same.
             if not (
                 experiment.model.lora and change.startswith(_list_base_flags(experiment.model))
             ):
@@ -190,7 +190,7 @@ def check_exists(workdir: str) -> None:
 
 
 def check_unused(output: str, ending: str = "") -> None:
-    """Raises `UserError` if an output exists; the path it suggests instead ends in `ending`."""
+    """Raises `UserError` if a path exists; the error suggests another one that ends in `ending`."""
     if files.exists(output):
         other = files.suggest_path(output, ending)
         raise UserError(f"{output} exists already: choose another place, such as {other}.")
@@ -211,18 +211,18 @@ def check_adapters(experiment: Experiment, workdir: str) -> None:
 
 
 def switch_adapters_off(experiment: Experiment, trainer: "Trainer") -> "Trainer":
-    """Sets the adapters of a restored run's model to zero; returns a new trainer of the model."""
+    """Switches off the adapters of a restored run's model; returns a new trainer of the model."""
     from tftpu import models
     from tftpu.launch.run import experiment as build
 
     models.switch_adapters_off(trainer.model)
-    # Without `ema_momentum`, so that evaluations use these weights, not averages.
+    # Without `ema_momentum`, evaluations use the changed weights instead of moving averages.
     plain = dataclasses.replace(experiment.train, ema_momentum=None)
     return build.wrap_model(dataclasses.replace(experiment, train=plain), trainer.model, None)
 
 
 def check_no_export(workdir: str) -> None:
-    """Raises `UserError` if a path in place of a run is an exported model."""
+    """Raises `UserError` if a path that should be a run is an exported model."""
     if workdir.endswith((".keras", ".tflite")) and files.exists(workdir):
         raise UserError(
             f"{workdir!r} is an export that cannot be served. Serve its run (tftpu serve RUN) "
@@ -236,10 +236,10 @@ def check_no_export(workdir: str) -> None:
 
 
 def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
-    """Restores the best checkpoint of a run, or the newest if none is best, with its data.
+    """Restores the best checkpoint of a run, or the newest if none is best; opens its data.
 
     Raises:
-        UserError: there is no checkpoint yet.
+        UserError: the run has no complete checkpoint.
     """
     build, engine, experiment = _prepare_engine(experiment)
     from tftpu import input_pipelines
@@ -252,10 +252,10 @@ def restore_run(experiment: Experiment, workdir: str) -> RestoredRun:
 
 
 def restore_without_data(experiment: Experiment, workdir: str) -> RestoredRun:
-    """Restores the run on a machine that may not have the data; builds it with a batch of zeros.
+    """Restores a run on a machine that may not have the data; a batch of zeros builds its model.
 
     Raises:
-        UserError: there is no checkpoint yet.
+        UserError: the run has no complete checkpoint.
     """
     build, engine, experiment = _prepare_engine(experiment)
     import keras
@@ -277,17 +277,17 @@ def restore_for_records(
     read: "Callable[[], tuple[_T, Any]]",
     change: "Callable[[keras.Model], keras.Model]" = lambda model: model,
 ) -> "tuple[RestoredRun, _T]":
-    """Restores the run to predict records that are read on this machine.
+    """Restores a run to predict records that this machine reads.
 
     Args:
         experiment: the experiment of the run.
         workdir: folder of the run.
-        read: a function that returns records and a batch of their features. It is called after
-            TensorFlow is loaded.
+        read: a function that returns records, and a data set with a batch of their features. It is
+            called after TensorFlow is imported.
         change: see `launch.run.experiment.build_trainer`.
 
     Raises:
-        UserError: there is no checkpoint yet.
+        UserError: the run has no complete checkpoint.
     """
     build, engine, experiment = _prepare_engine(experiment)
     records, seen = read()
@@ -295,7 +295,7 @@ def restore_for_records(
 
 
 def read_class_names(experiment: Experiment) -> list[str] | None:
-    """Returns the names of the classes by class id; without the data, warns and returns None."""
+    """Returns the class names by class id, or None; warns if the data needed are missing."""
     from tftpu import input_pipelines
 
     try:
@@ -365,7 +365,7 @@ def _check_transform_graph(experiment: Experiment, how: str = "with --config=FIL
     the user names the config file, callers skip this check. `how` is as for `read_recorded`.
 
     Raises:
-        UserError: it names a transform graph.
+        UserError: the experiment names a transform graph.
     """
     data = experiment.data
     if isinstance(data, examples.Examples) and data.transform_graph:
@@ -378,13 +378,13 @@ def _check_transform_graph(experiment: Experiment, how: str = "with --config=FIL
 def read_recorded(
     workdir: str, config: str | None = None, how: str = "with --config=FILE.py"
 ) -> Experiment:
-    """Returns the experiment of a run's config.json, after making its own code importable.
+    """Returns the experiment of a run's config.json, after importing the user's code.
 
     Args:
         workdir: folder of the run.
-        config: the config file that the user names; None: the file that config.json names, if the
-            user has named it in an earlier command.
-        how: how a user names the file on the command line, for the error.
+        config: the config file that the user names; None uses the file that config.json names, if
+            the user has named it in an earlier command.
+        how: text for the error: how to name the file on the command line.
 
     Raises:
         UserError: config.json cannot be read, or its code is not found.

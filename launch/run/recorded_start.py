@@ -1,9 +1,8 @@
 """The record of how a run was started: the command, its folder, and digests of the user's code.
 
-Later commands read how the run resumes, where its relative paths begin, and which code changed.
-
-A run keeps the fields of its config, but its classes and functions are read from their files, each
-time that the run is opened.
+Later commands read from it how the run resumes, the folder of its relative paths, and which code
+has changed. A run keeps the fields of its config, but the user's classes and functions are imported
+from their files whenever the run is opened.
 """
 
 import ast
@@ -27,7 +26,7 @@ _PATHS = ("data_dir", "train_text", "eval_text", "tokenizer", "preset", "init_fr
 
 
 def write(workdir: str, flags: Sequence[str]) -> None:
-    """Records the current folder, the flags, and digests of the user's loaded modules.
+    """Records the current folder, the flags, and digests of the user's imported modules.
 
     Args:
         workdir: the folder of the run.
@@ -58,7 +57,7 @@ def _read_start(workdir: str) -> tuple[str, list[str]]:
 
 
 def describe_changes(workdir: str) -> str:
-    """Returns which loaded files of the user's code changed since the run trained; "" if none."""
+    """Returns which imported files of the user changed since training last started; "" if none."""
     recorded = side_files.read(files.join(workdir, _NAME), files=dict) or {"files": {}}
     before = recorded["files"]
     common = [path for path in _list_loaded() if path in before]
@@ -72,7 +71,7 @@ def describe_changes(workdir: str) -> str:
 
 
 def warn_of_folder(workdir: str, experiment: Experiment) -> None:
-    """Prints which files of a config are found only in the folder where its run was started."""
+    """Prints which files of a config exist only relative to the folder where its run started."""
     folder, _ = _read_start(workdir)
     lost = [
         f"{place}={path}"
@@ -109,7 +108,7 @@ def _list_loaded() -> list[str]:
 def _hash_code(path: str) -> str:
     """Returns the digest of a file's code, or "" if it cannot be read.
 
-    Comments do not count, nor does `get_config`, whose result the run has recorded.
+    The digest ignores comments, and `get_config`, whose result the run has recorded.
     """
     try:
         tree = ast.parse(Path(path).read_bytes())

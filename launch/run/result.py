@@ -32,7 +32,7 @@ class RunResult(TypedDict):
 
     Attributes:
         steps: the number of training steps that were done.
-        seconds: wall time over all starts of the run.
+        seconds: wall time of the run, summed over its starts.
         usd: the cost in dollars at the on-demand list price; null if the machine's price is
             unknown.
         evaluation: the metrics of the last evaluation by name; null for a value that is not finite.
@@ -82,7 +82,7 @@ def write(trainer: "Trainer", evaluation: dict[str, float], workdir: str) -> Non
     Args:
         trainer: the trainer after `fit`.
         evaluation: metrics of the last evaluation; a value that is not finite becomes null.
-        workdir: folder of the run, claimed by this process.
+        workdir: folder of the run, locked by this process.
     """
     best = read_best(workdir)
     record: RunResult = {

@@ -21,7 +21,7 @@ from tftpu.training.trainer import Trainer
 
 PROMPT = "def "
 _BEGINNING = "Once upon a time"
-_WORDS, _LONG = 4, 60  # words of a prompt, and its largest number of characters
+_WORDS, _LONG = 4, 60  # number of words of a prompt, and its maximum number of characters
 _LONG_QUESTION = 160  # largest number of characters of a question that is used as a prompt
 _FIRST = 100  # number of training texts that are searched for a prompt
 _LARGE = 64 << 20  # bytes; a file of this size or more is not searched for a prompt
@@ -33,8 +33,8 @@ _SAMPLING = Sampling(0.8, tokens=ByteCodec.size)
 def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> str:
     """Draws a sample from a byte model, one byte at a time; returns "" for any other model.
 
-    Returns "" on several hosts, too, because all of them would have to take part. The first sample
-    of a run compiles a program, so a line is printed before it.
+    Also returns "" on several hosts, because all of them would have to take part. The first sample
+    of a run compiles a program; a line is printed before that.
 
     Args:
         experiment: the experiment of the trainer; its seed is the seed of the sample.
@@ -59,9 +59,9 @@ def draw_text(experiment: Experiment, trainer: Trainer, length: int = 240) -> st
 
 
 def suggest_flags(experiment: Experiment, trainer: Trainer) -> str:
-    """Returns example flags of `tftpu generate` for a trained model; "" if it writes no text.
+    """Returns example flags of `tftpu generate` for a trained model; "" if none are known.
 
-    On several hosts, returns flags only for a language model of KerasHub.
+    They are known for language models of KerasHub and, on one host, for data of class `Tokens`.
     """
     data = experiment.data
     if hasattr(trainer.model, "generate_step"):  # a language model of KerasHub
@@ -127,7 +127,7 @@ def find_question(data: DataConfig) -> tuple[str, list[str]]:
 
 
 def _cut_answers(texts: list[str]) -> list[str]:
-    """Returns each text up to the last label ("Answer:") that all share; [] if they share none."""
+    """Returns each text up to the last label ("Answer:") that all texts have; [] without any."""
     labels = [
         {match[1]: match.end(2) for match in re.finditer(r"\s(\S+:)(?=\s+\S)(\n?)", text)}
         for text in texts
@@ -155,7 +155,8 @@ def _read_texts(data: DataConfig, field: str) -> list[str]:
 def _choose(found: Iterable[str], most: int) -> str:
     """Returns the second of the short printable texts, or the only one; "" if there is none."""
     able = (one for one in found if len(one) <= most and one.replace("\n", "").isprintable())
-    suited = list(itertools.islice(able, 2))  # evaluation may use the first
+    # Without `eval_text`, the first text is held out for evaluation.
+    suited = list(itertools.islice(able, 2))
     return suited[-1] if suited else ""
 
 
@@ -164,7 +165,7 @@ def _has_letters(words: str) -> bool:
     return 2 * sum(map(str.isalpha, words)) > len(words)
 
 
-# Writers with compiled programs, by executor; kept, as every evaluation of a run draws a sample.
+# Writers with compiled programs, by executor, because each evaluation of a run draws a sample.
 _WRITERS: weakref.WeakKeyDictionary[Executor, Writer] = weakref.WeakKeyDictionary()
 
 

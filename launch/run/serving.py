@@ -29,7 +29,7 @@ class ServedRun(NamedTuple):
 
     Attributes:
         model: the model, which answers with arrays or with text.
-        step: the step of its checkpoint.
+        step: the training step of the checkpoint.
         prompt: an example prompt for a language model; "" for other models.
     """
 
@@ -60,10 +60,11 @@ def restore_served_run(
     Args:
         workdir: folder of the run.
         options: see `finished.load_experiment`.
-        for_texts: options that only language models have; None for those that are not given.
+        for_texts: options that only language models have; each is None if it is not given.
 
     Raises:
-        UserError: there is no such run, or the meaning of its tokens is unknown.
+        UserError: there is no such run, the meaning of its tokens is unknown, or `for_texts` is
+            given although the run did not train a language model.
     """
     experiment = finished.load_experiment(workdir, options)
     experiment.cluster.engine, experiment.cluster.tpu = "tensorflow", "none"
@@ -166,9 +167,9 @@ def build_serving(
     Args:
         trainer: a trainer that was restored for evaluation.
         experiment: the experiment of the run.
-        quantize: "int8" or "int4" for the weights; None: float32.
-        inputs: the inputs of a language model, such as "tokens" and "segments"; None: see
-            `resolve_inputs`.
+        quantize: "int8" or "int4" for the weights; None keeps float32.
+        inputs: names of a language model's inputs, such as "tokens" and "segments"; for None,
+            see `resolve_inputs`.
         labels: whether the model also returns the names of classes.
     """
     from tftpu.inference import quantizing
@@ -198,8 +199,8 @@ def resolve_inputs(
         model: the built model.
         data: the data that it was trained on.
         given: the result of `data.export_inputs`.
-        inputs: the inputs of a language model; None: the features that it was trained on, except
-            those that only rows with several packed documents need.
+        inputs: names of a language model's inputs; None takes the features that it was trained on,
+            except those that only rows with several packed documents need.
     """
     from tftpu.inference.exporting.serving import TOKENS, build_inputs
 
@@ -212,7 +213,7 @@ def resolve_inputs(
 
 
 def _describe_as_read(data: DataConfig) -> ExportInputs:
-    """Returns a data set's features as the inputs of a model that does not declare its own."""
+    """Returns a data set's features as inputs, for a model that declares no inputs."""
     import keras
 
     features = _describe_features(data)

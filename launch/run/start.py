@@ -27,7 +27,7 @@ from tftpu.storage import files, locks, side_files
 
 _LONG = 200  # characters; longer lists and flags are not quoted in messages
 _MOST = 5  # largest number of fields that a message names
-_GROUPS = ("model", "data", "optimizer")  # a run resumes only if these are unchanged
+_GROUPS = ("model", "data", "optimizer")  # a run resumes only if these and its loss are unchanged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class _Difference(NamedTuple):
 
     Attributes:
         place: the path of the field, such as "model.width".
-        was: the value that the run began with, as in JSON.
+        was: the value that the run began with, as in JSON; None if none was recorded.
         text: a description of the change, such as "was 8 and is 16".
     """
 
@@ -62,7 +62,7 @@ class _Difference(NamedTuple):
 
 
 def run_training(options: Options, experiment: Experiment, callbacks: Sequence[Any] = ()) -> None:
-    """Trains the experiment of the options, with further Keras callbacks."""
+    """Trains an experiment; with `options.restarts`, does so in a child process and then exits."""
     if options.watchdog is not None:
         experiment.train.watchdog_seconds = options.watchdog
         experiment.train.validate()
@@ -121,7 +121,7 @@ def load_experiment(options: Options) -> Experiment:
 
 @contextlib.contextmanager
 def explained_interruption(workdir: str) -> Iterator[None]:
-    """Adds a note to a Ctrl-C in the `with` block: from which step the same command resumes."""
+    """Adds a note to a Ctrl-C in the `with` block, with the step at which its command resumes."""
     try:
         yield
     except BaseException as error:
@@ -137,7 +137,7 @@ def explained_interruption(workdir: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _recording_stop(workdir: str) -> Iterator[None]:
-    """Records in the workdir that Ctrl-C stopped the run before its training began."""
+    """Records in the workdir if a Ctrl-C in the `with` block stops a run before it trains."""
     try:
         yield
     except BaseException as error:
@@ -175,7 +175,8 @@ def _check_same_run(
         experiment: the experiment to train.
         workdir: the workdir of the run.
         read: `side_files.read`, or `side_files.take` in a process that writes to the workdir.
-        options: the options of the command, for the line that the error suggests; None: no line.
+        options: the options of the command, for the full command that the error suggests; None:
+            it suggests none.
     """
     if not manifest.list_steps(files.join(workdir, "checkpoints")):
         return  # nothing to resume; for example, the run diverged at once
@@ -246,7 +247,7 @@ def _build_refusal(
 
 
 def _find_flag(experiment: Experiment, difference: _Difference) -> str:
-    """Returns the flag that sets a field to what it was; "" if no flag can."""
+    """Returns the flag that sets a field to what it was; "" if none can, or it is too long."""
     was = difference.was
     text = ",".join(map(str, was)) if isinstance(was, list) else str(was)
     flag = f"--config.{difference.place}={text.lower() if isinstance(was, bool) else text}"
@@ -268,7 +269,7 @@ def _describe_end(workdir: str, steps: int | None) -> str:
         steps: the requested number of steps; None: the length is given in epochs.
 
     Returns:
-        "" if the run did not end, was resumed and stopped since, or more steps are requested.
+        "" if the run has not ended, has saved a later step since, or more steps are requested.
     """
     ended = result.read(workdir)
     newest = max(manifest.list_steps(files.join(workdir, "checkpoints")), default=0)
@@ -278,11 +279,11 @@ def _describe_end(workdir: str, steps: int | None) -> str:
 
 
 def _extract_fields(plain: Any) -> dict[str, Any]:
-    """Returns the fields of a group of a config as JSON; {"": value} for a value without fields."""
+    """Returns a config group's fields as JSON; "" names a Keras class or a value without fields."""
     if not isinstance(plain, dict) or "class" not in plain:
         return {"": plain}
     description = plain.get("description")
-    # The name of a Keras object is left out, because Keras numbers names within a process.
+    # Keras numbers the names of its objects within a process, so names are not compared.
     if isinstance(description, dict):
         settings = description.get("config")
         settings = settings if isinstance(settings, dict) else {}

@@ -31,7 +31,7 @@ def format_summary(
     Args:
         experiment: the experiment of the run.
         trainer: the trainer after `fit`.
-        results: the metrics of the last evaluation.
+        results: the metrics of the last evaluation; empty without one.
         workdir: folder of the run.
     """
     text = sample.draw_text(experiment, trainer)
@@ -61,7 +61,7 @@ def format_summary(
 def _list_evaluation_rows(
     step: int, results: dict[str, float], workdir: str
 ) -> list[tuple[str, str]]:
-    """Returns rows for the last evaluation and for the checkpoint marked best."""
+    """Returns rows (name, text) for the last evaluation and for the best checkpoint, if any."""
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
     rows = [("eval, last", f"step {step:,}  {numbers}")]
     best = result.read_best(workdir)
@@ -100,7 +100,7 @@ def _describe_few(data: DataConfig) -> str:
 
 
 def _read_evaluation(workdir: str, step: int) -> dict[str, float]:
-    """Returns the metrics of the evaluation after a step, as far as `metrics.jsonl` has them."""
+    """Returns the metrics of the evaluation at a step from `metrics.jsonl`; {} if there is none."""
     found: dict[str, float] = {}
     for at, split, numbers in lines.read(files.join(workdir, "metrics.jsonl")):
         if (at, split) == (step, "eval"):
@@ -122,7 +122,7 @@ def _list_next_commands(
         evaluates: whether the data have an evaluation split, whose records can be predicted.
     """
     run = shlex.quote(workdir)
-    curves = shlex.quote(files.join(workdir, "curves.png"))  # an older one is replaced
+    curves = shlex.quote(files.join(workdir, "curves.png"))  # an older curves.png is replaced
     draws = importlib.util.find_spec("matplotlib")
     found = [f"tftpu plot {run} --output={curves}" if draws else f"tensorboard --logdir={run}"]
     if prompt:
@@ -144,7 +144,7 @@ def _list_next_commands(
 
 
 def _list_kept_fields(data: DataConfig) -> list[str]:
-    """Returns the fields of an evaluation record by which a person recognises its image."""
+    """Returns the fields of evaluation images to show beside predictions; [] for other data."""
     files_of_images = isinstance(data, StreamedImages) and data.format in ("folder", "index")
     if isinstance(data, Images) or files_of_images:
         return ["label"]

@@ -17,18 +17,19 @@ _PR_SET_PDEATHSIG = 1  # the option PR_SET_PDEATHSIG of prctl(2)
 
 
 def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0) -> int:
-    """Runs a command until it succeeds, makes no progress, or runs out of restarts.
+    """Runs a command, and restarts it after a crash while it makes progress and restarts are left.
 
-    Signals are forwarded to the command, which is not restarted after one.
+    Forwards signals to it. After a signal, a user's mistake or a preemption, it is not restarted.
 
     Args:
         command: the command that trains in the workdir and resumes there.
         workdir: the workdir, whose checkpoints show whether the run made progress.
         restarts: largest number of restarts.
-        first_wait: seconds before the first restart; each wait is twice the one before.
+        first_wait: seconds before the first restart; later waits double, up to a minute.
 
     Returns:
-        The exit code of the last run, or 128 plus the number of the signal that killed it.
+        The exit code of the last run, or 128 plus the number of the signal that killed it;
+        `ExitCode.PREEMPTED` if a signal arrives before a restart.
     """
     child = _ChildProcess(command)
     reached, wait = None, first_wait
@@ -57,8 +58,8 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
 class _ChildProcess:
     """A command in its own process group, so that a terminal's Ctrl-C arrives once.
 
-    It ends when this process ends or is killed, because it would otherwise keep the lock of its
-    workdir.
+    On Linux it ends when this process ends or is killed, because it would otherwise keep the lock
+    of its workdir.
     """
 
     def __init__(self, command: list[str]):
@@ -85,7 +86,7 @@ class _ChildProcess:
 
 
 def _build_preexec_fn(parent: int) -> Callable[[], None] | None:
-    """Returns a function that the child calls first, to get SIGTERM when this process ends."""
+    """Returns a function that makes the child end with this process; None except on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl  # loading it after a fork could deadlock

@@ -19,7 +19,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """The options of a command for runs of language models."""
+    """The options of commands that generate text with a trained language model."""
 
     tokenizer: str | None = flag(
         None,
@@ -88,7 +88,7 @@ class TokenizerFile:
         path: the path of a tokenizer.json.
 
     Raises:
-        UserError: the package is missing, or the file cannot be read.
+        UserError: the package `tokenizers` is missing, or the file cannot be read.
     """
 
     def __init__(self, path: str):
@@ -176,10 +176,11 @@ def choose_codec(experiment: Experiment, tokenizer: str | None = None) -> Codec:
 
     Args:
         experiment: the experiment of the run.
-        tokenizer: the path of a tokenizer.json; None: the data's own tokenizer, or bytes.
+        tokenizer: the path of a tokenizer.json; None: the tokenizer of the model's preset or of the
+            data, or bytes.
 
     Raises:
-        UserError: the meaning of the data's tokens is unknown.
+        UserError: the meaning of the data's tokens is unknown, or a tokenizer cannot be loaded.
     """
     data, model = experiment.data, experiment.model
     if isinstance(model, KerasHub) and not tokenizer:
@@ -202,12 +203,12 @@ def find_stop_tokens(data: DataConfig, codec: Codec, given: str | None, model: A
     Args:
         data: the data of the run.
         codec: the vocabulary.
-        given: the name of the token, or the character of a byte; None: the data's own end token,
-            or the model's.
+        given: the name of a token, or a character if tokens are bytes; None: `end_of_text` of the
+            data, or the end tokens of KerasHub's model.
         model: the Keras model.
 
     Raises:
-        UserError: the vocabulary has no such token.
+        UserError: the vocabulary has no such token, or the character has several bytes.
     """
     name = given or getattr(data, "end_of_text", None)
     if name is None:

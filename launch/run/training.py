@@ -40,11 +40,11 @@ def train(
     """Trains an experiment to the end of its steps, and prints the summary.
 
     Args:
-        experiment: an experiment that is validated, but not yet for the available devices.
+        experiment: a validated experiment, which is checked here against the available devices.
         workdir: folder of the run, local or `gs://`, claimed by this process.
         initialise: a function that sets the initial weights of a new run; returns a message or "".
         callbacks: callbacks in addition to those of the experiment.
-        flags: the command's flags, which are recorded for the line that resumes the run.
+        flags: the command's flags, which are recorded to show how the run is resumed.
     """
     engine = build.connect(experiment)
     own_code.validate(experiment, engine.data_shards)
@@ -74,7 +74,7 @@ def train(
         _add_compiler_options(keras_objects.describe_callbacks(experiment), engine.compiler_options)
     )
     # The config is written last, because a run that fails its checks must not claim the workdir. A
-    # run that already has its steps keeps the config that it was trained with.
+    # run that has trained all its steps keeps the config that it was trained with.
     trained = max(trainer.checkpoints.list_steps(), default=0) if trainer.checkpoints else 0
     if trained < experiment.train.length:
         _check_same_data(experiment, state, trained, workdir)
@@ -128,7 +128,7 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
 
 
 def _warn_of_changes(workdir: str, *, resumes: bool) -> None:
-    """Prints which files of the run's code have changed; to stderr."""
+    """Prints to stderr which files of the run's code have changed since it was started, if any."""
     changes = recorded_start.describe_changes(workdir)
     if changes:
         follows = "it resumes with the current code"
@@ -220,7 +220,7 @@ def _report_longer_schedule(experiment: Experiment, step: int, workdir: str) -> 
 
 
 def _report_other_metric(experiment: Experiment, workdir: str) -> None:
-    """Prints that a run chose its best checkpoint by another metric before it was resumed."""
+    """Prints a note if a resumed run chose its best checkpoint by another metric before."""
     best, now = result.read_best(workdir), experiment.best_metric or "loss"
     if best and best.metric != now:
         print(
@@ -239,7 +239,7 @@ def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> 
 
 
 def _find_last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
-    """Returns the last values of the evaluation's metrics, the loss first."""
+    """Returns the metrics of the last evaluation, the loss first; {} if there was none."""
     found = {
         name.removeprefix("val_"): values[-1]
         for name, values in history.history.items()

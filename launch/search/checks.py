@@ -38,7 +38,7 @@ def choose_metric(given: str | None, changes: Sequence[str], experiment: Experim
 
 
 def check_space(space: Sequence[Dimension], changes: Sequence[str], experiment: Experiment) -> None:
-    """Raises `UserError` if a flag or override sets a field of the space, or a value is invalid.
+    """Raises `UserError` if an override sets a field of the space, or a bound or choice is invalid.
 
     Args:
         space: the space of the search.
@@ -77,7 +77,7 @@ def _check_value(
 
 
 def _iterate_draws(space: Sequence[Dimension], field: str, value: str) -> Iterator[dict[str, str]]:
-    """Yields settings with a given value of one field; after the first, other fields are random."""
+    """Yields settings in which `field` is `value`; all but the first draw the other fields, too."""
     chance, fixed = random.Random(0), _find_conditions(space, field) | {field: value}
     for draw in range(_DRAWS if len(space) > 1 else 1):
         values: dict[str, str] = {}

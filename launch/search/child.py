@@ -40,10 +40,10 @@ class TrialProcess:
         log: the local path of a file for its output.
 
     Attributes:
-        connection: receives (number, value, whether it is the last of the run) for every
+        connection: receives (number from 1, value, whether it is the last of the run) for every
             evaluation; the answer is PRUNE or "". A resumed run sends such a message before its
-            first step, with the number of its last evaluation and None. It also receives DIVERGED
-            if the run diverged, and HELD if another process has locked the run.
+            first step, with the number of its last evaluation and the value None. It also receives
+            DIVERGED if the run diverged, and HELD if another process has locked the run.
     """
 
     def __init__(self, argv: Sequence[str], run: str, metric: str, log: str):
@@ -93,7 +93,7 @@ def _train(argv: list[str], run: str, metric: str, log: str, connection: Connect
 
 
 def _stop_with_the_worker() -> None:
-    """Asks this process to save and to end if its worker ends; another worker resumes the run."""
+    """Waits for the worker's end, then asks this process to save. Another worker resumes it."""
     worker = multiprocessing.parent_process()
     assert worker is not None
     worker.join()
@@ -116,7 +116,7 @@ def _report_end(connection: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_run(run: str) -> Iterator[None]:
-    """Locks a run; waits up to `_PATIENCE` if the process of a killed worker still saves it."""
+    """Locks a run; waits up to `_PATIENCE` seconds for a killed worker's process that saves it."""
     from tftpu.storage import locks
     from tftpu.storage.owner import LockedError
 
@@ -145,7 +145,7 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
             self._begun = False
 
         def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-            if not self._begun and epoch:  # resumed: the last answer may have been lost
+            if not self._begun and epoch:  # resumed: the answer to its last report may be lost
                 self._ask(epoch, None, False, f"Pruned after evaluation {epoch}.")
             self._begun = True
 
@@ -166,9 +166,10 @@ def _build_report_callback(metric: str, connection: Connection) -> Any:
 
 
 def _ask_worker(connection: Connection, message: tuple[int, float | None, bool]) -> str:
-    """Returns the worker's answer to a message; "" if this process is asked to stop first.
+    """Returns the worker's answer to a message; "" if either process is stopped first.
 
-    The worker may have ended, or wait for a disk or bucket longer than this process has to save.
+    Once asked to stop, this process does not wait for the worker, which may wait for a disk or
+    bucket for longer than this process has to save.
     """
     asked: list[int] = []
     before: Any = signal.getsignal(signal.SIGTERM)
@@ -190,6 +191,6 @@ def _ask_worker(connection: Connection, message: tuple[int, float | None, bool])
     finally:
         signal.signal(signal.SIGTERM, before)
     _, _, last = message
-    if not last:  # a signal that was sent ends the run before another step
+    if not last:  # gives a signal that was sent time to end the run before its next step
         time.sleep(_NOTED)
     return ""

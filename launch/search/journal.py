@@ -107,7 +107,7 @@ def _create_file(path: str, data: bytes) -> bool:
         return True
     folder = Path(path).parent
     folder.mkdir(parents=True, exist_ok=True)
-    # Processes on two machines may have the same pid.
+    # Not named after the pid, which processes on two machines may share.
     temporary = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         temporary.write_bytes(data)

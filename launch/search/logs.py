@@ -14,7 +14,7 @@ from tftpu.storage import files
 
 
 class Logs:
-    """The logs of a search. A context manager, whose end removes the folder on this machine.
+    """The logs of a search. A context manager that finally removes its temporary folder, if any.
 
     Args:
         workdir: the workdir of the search, local or `gs://`.
@@ -39,7 +39,7 @@ class Logs:
             self._temporary.cleanup()
 
     def begin(self, number: int) -> str:
-        """Returns the local path of a trial's log, which contains the output of earlier workers."""
+        """Returns the local path of a trial's log, with the output of earlier workers if any."""
         path = self._resolve_path(number)
         if self._temporary is not None and files.exists(self.resolve_destination(number)):
             with open(path, "wb") as file:

@@ -36,8 +36,8 @@ def write(
         workdir: the workdir of the search, local or `gs://`.
 
     Returns:
-        The picture's path, and the importance of the fields, which sums to 1 if the trials differ;
-        None while too few trials are complete.
+        The picture's path, and the importance by field, which sums to 1, or is {} if all trials
+        have the same value; None while too few trials are complete.
     """
     ranked = rank_complete(plan, study.get_trials(deepcopy=False))
     if len(ranked) < FEWEST:
@@ -53,7 +53,7 @@ def write(
 def draw_figure(
     plan: Plan, study: optuna.Study, space: Sequence[Dimension], importance: dict[str, float]
 ) -> Figure:
-    """Returns the picture of a search with complete trials; see the module for its three parts."""
+    """Returns the picture of a search that has at least two complete trials."""
     trials = study.get_trials(deepcopy=False)
     ranked = rank_complete(plan, trials)
     colours = {t.number: _MAP(1 - i / (len(ranked) - 1)) for i, t in enumerate(ranked)}
@@ -70,7 +70,7 @@ def draw_figure(
 def _compute_importance(study: optuna.Study, complete: Sequence[FrozenTrial]) -> dict[str, float]:
     """Returns the share of each field in the variance of the metric, by Optuna's fANOVA.
 
-    Fields with a condition are left out, because some trials lack them.
+    Fields that some trials lack are left out. Returns {} if none is left, or all values are equal.
     """
     fields = [name for name in complete[0].params if all(name in t.params for t in complete)]
     if not fields or len({trial.value for trial in complete}) == 1:

@@ -91,8 +91,8 @@ class Plan:
     def build_sampler(self, number: int) -> samplers.BaseSampler:
         """Returns the sampler that draws a trial.
 
-        Each trial has its own seed, so that several machines, or a continued search, do not draw
-        the same values again.
+        Each trial has its own seed (except in the sequence of "qmc"), so that several machines, or
+        a continued search, do not draw the same values again.
         """
         seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
         with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def describe_differences(before: dict[str, Any], now: dict[str, Any]) -> str:
     found = [
         f"{name} was {before.get(name)!r} and is {now.get(name)!r}"
         for name in before | now
-        if repr(before.get(name)) != repr(now.get(name))  # nan is the same as nan
+        if repr(before.get(name)) != repr(now.get(name))  # as texts, nan equals nan
     ]
     return ", ".join(found[:_SHOWN]) + (", …" if found[_SHOWN:] else "")
 
@@ -191,7 +191,7 @@ def check_overrides(words: Any) -> list[str]:
 def record(plan: Plan, workdir: str) -> str:
     """Writes the plan of a workdir; only the number of trials and the budget may change later.
 
-    A search whose trials all failed because of a mistake in its flags is replaced.
+    Replaces a different search whose trials all failed, or that has none.
 
     Returns:
         A text about the replaced search; "" if there was none.
@@ -240,7 +240,7 @@ def _describe_change(before: Plan, plan: Plan) -> str:
 
 
 def _remove_failed(before: Plan, workdir: str) -> str:
-    """Removes a search whose trials all failed; returns a text about it, otherwise ""."""
+    """Removes a search if all its trials failed; returns a text about it, or "" if one did not."""
     trials = before.open_study(workdir).get_trials(deepcopy=False)
     if any(trial.state != TrialState.FAIL for trial in trials):
         return ""
@@ -250,7 +250,7 @@ def _remove_failed(before: Plan, workdir: str) -> str:
 
 
 def _flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested dicts and lists by their paths, such as "model.width"."""
+    """Returns the leaves of dicts and lists by paths like "model.width"; flat lists are leaves."""
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
@@ -260,6 +260,6 @@ def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in parts:
         inside = f"{path}.{name}" if path else str(name)
-        if not inside.endswith("description.config.name"):  # Keras numbers the names of its objects
+        if not inside.endswith("description.config.name"):  # Keras numbers these, so they vary
             found |= _flatten(part, inside)
     return found

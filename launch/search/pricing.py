@@ -30,8 +30,8 @@ class Price:
     """The verdict of preflight on a trial.
 
     Attributes:
-        usd: the price of all its steps, in dollars; 0 if it does not fit.
-        refusal: why the slice cannot run it; "" if it can.
+        usd: the price of all the trial's steps, in dollars; 0 if it does not fit.
+        refusal: why the slice cannot run the trial; "" if it can.
     """
 
     usd: float
@@ -55,7 +55,7 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
     """Returns the price of a trial, and writes `preflight.json` to its workdir.
 
     Args:
-        words: the arguments of `tftpu train`.
+        words: the arguments of `tftpu train` for the trial.
         slice_name: the name of the slice, such as "v5e-8".
         log: the local path of a file for preflight's output.
         stopped: an event that ends preflight; then None is returned.

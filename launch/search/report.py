@@ -14,7 +14,7 @@ from tftpu.launch.search.worker import format_overrides
 from tftpu.storage import files
 
 FEWEST = 4  # number of complete trials that a picture needs
-_ROWS = 5  # number of best trials that are shown
+_ROWS = 5  # largest number of best trials, and of failed ones, that are shown
 _NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -35,7 +35,8 @@ def format_result(
         plan: the plan of the search.
         study: the Optuna study.
         workdir: the workdir of the search.
-        drawn: the picture's path and the importance of the fields; None if trials are too few.
+        drawn: the picture's path and the importance of the fields; None if too few trials are
+            complete.
     """
     trials = study.get_trials(deepcopy=False)
     rows: list[tuple[str, str]] = []
@@ -62,7 +63,7 @@ def format_result(
 
 
 def write_result(plan: Plan, study: optuna.Study, workdir: str) -> None:
-    """Writes the best trial for other programs, if there is one."""
+    """Writes `result.json` with the best trial, for other programs, if a trial is complete."""
     trials = study.get_trials(deepcopy=False)
     best = rank_complete(plan, trials)
     if not best:

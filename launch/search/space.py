@@ -79,14 +79,15 @@ class Dimension:
 
 
 def parse(texts: Sequence[str], experiment: Experiment) -> list[Dimension]:
-    """Returns the dimensions of a space, those on which others depend first.
+    """Returns the dimensions of a space, in the order of their texts.
 
     Args:
         texts: texts of the form in this module's docstring.
         experiment: the experiment whose fields they name.
 
     Raises:
-        UserError: a text has another form, names no field, or has values of another type.
+        UserError: `texts` is empty, or a text has another form, names no field or one named before,
+            has values of another type, or a condition that no earlier choice can meet.
     """
     found: dict[str, Dimension] = {}
     for text in texts:

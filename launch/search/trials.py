@@ -18,7 +18,7 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 # Names of the attributes of a trial and of a study.
 OVERRIDES = "overrides"  # the values that the trial draws, as command-line arguments
 BEHIND = "behind"  # whether the pruner has stopped the trial
-WHY = "why"  # the reason why the trial was pruned or failed
+WHY = "why"  # why the trial was pruned or failed, or whose result it has copied
 USD = "usd"  # preflight's price of the trial on the plan's slice
 STOPPED_AT = "stopped_at_usd"  # the budget that the next trial would have exceeded
 
@@ -31,7 +31,7 @@ class ClaimedTrial:
         trial: the Optuna trial.
         frozen: a copy of the trial's record when it was claimed.
         words: the overrides that the trial draws.
-        resumed: whether another worker has begun the trial.
+        resumed: whether an earlier worker had begun the trial.
         claim: the claim, which is released when it is closed.
     """
 
@@ -93,7 +93,7 @@ class Trials:
         try:
             with self._locked_study():
                 return self._claim_new() if self._is_trial_wanted() else None
-        except LockedError:  # another machine is creating a trial
+        except LockedError:  # another machine is creating or paying for a trial
             return None
 
     def is_lost(self, number: int) -> bool:
@@ -117,10 +117,10 @@ class Trials:
         return None
 
     def reserve_budget(self, trial: optuna.Trial, usd: float) -> bool:
-        """Reserves a trial's cost; returns False and ends the search if it exceeds the budget.
+        """Reserves a trial's cost; returns False and ends the search if the budget is too small.
 
         Raises:
-            LockedError: another machine is creating a trial.
+            LockedError: another machine is creating or paying for a trial.
         """
         with self._locked_study():
             others = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
@@ -173,7 +173,7 @@ class Trials:
             with contextlib.ExitStack() as refused:
                 refused.push(claim)
                 frozen = self._read_frozen(number)
-                # The trial's worker has just reported its end.
+                # The trial's worker may have reported its end meanwhile.
                 if frozen.state != TrialState.RUNNING:
                     continue
                 self._study.sampler = self._plan.build_sampler(number)
@@ -194,7 +194,7 @@ class Trials:
             refused.push(claim)
             self._study.sampler = self._plan.build_sampler(number)
             trial = self._study.ask()
-            # This process was suspended, and another one has created the trial.
+            # They differ if this process was suspended, and another one has created the trial.
             if trial.number != number:
                 return None
             words = self._draw_overrides(trial)

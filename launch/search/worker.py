@@ -127,7 +127,7 @@ class Workers:
         try:
             child = TrialProcess(words, run, self._plan.metric, log)
         except (EOFError, OSError):
-            # A signal that will stop this search may have ended the server that forks trials first.
+            # A signal that will stop this search may first have ended the server that forks trials.
             if self._stopped.wait(_POLL_S):
                 return
             raise
@@ -169,7 +169,7 @@ class Workers:
             self._succeed(taken, best["value"])
 
     def _price_trial(self, taken: ClaimedTrial, words: list[str], log: str) -> bool:
-        """Returns whether a trial should run: it fits the slice and the budget."""
+        """Reserves the price of a trial; returns False if it must not run, or the search stops."""
         plan, number = self._plan, taken.trial.number
         if not plan.slice or USD in taken.frozen.user_attrs:
             return True
@@ -282,7 +282,7 @@ class Workers:
 
 
 def format_overrides(words: list[str]) -> str:
-    """Returns the overrides of a trial in a form for people."""
+    """Returns the overrides of a trial as one line, without the prefix `--config.`."""
     return "  ".join(word.removeprefix("--config.") for word in words)
 
 

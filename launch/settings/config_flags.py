@@ -163,7 +163,7 @@ def describe_experiment(found: Any, where: str) -> Experiment:
         where: the name of its file, for errors.
 
     Raises:
-        UserError: the result is not an experiment.
+        UserError: the result is not an experiment, or an object in it cannot be described.
     """
     if not isinstance(found, Experiment):
         raise UserError(
@@ -259,14 +259,14 @@ def parse_override(experiment: Experiment, change: str) -> Any:
 
 
 def apply_override(experiment: Experiment, change: str) -> None:
-    """Sets one field of an experiment. Arguments and errors are those of `parse_override`."""
+    """Sets a field, as for `parse_override`; `train.steps` and `train.epochs` reset each other."""
     found = parse_override(experiment, change)
     argument, _, value = change.lstrip("-").partition("=")
     path = argument.split(".")[1:]
     parent: Any = functools.reduce(getattr, path[:-1], experiment)
     setattr(parent, path[-1], found)
     if parent is experiment.train and path[-1] in _LENGTHS and value.lower() != "none":
-        # The flag gives the length of the run and replaces the config's length.
+        # The flag replaces the length of the config, which may be in the other field.
         setattr(parent, _LENGTHS[path[-1]], None)
 
 

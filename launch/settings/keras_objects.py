@@ -23,7 +23,7 @@ def describe_objects(experiment: Experiment) -> Experiment:
     """Returns the experiment with descriptions in place of Keras objects and functions.
 
     Raises:
-        UserError: an object cannot be described.
+        UserError: an object cannot be described, or a callback is not one.
     """
     changed = {
         name: _describe_value(getattr(experiment, name), name) for name in ("optimizer", "loss")
@@ -41,7 +41,7 @@ def describe_objects(experiment: Experiment) -> Experiment:
 
 
 def _to_sequence(value: Any) -> Any:
-    """Returns a list or dict unchanged, and a single object as a tuple of one."""
+    """Returns a list, tuple or dict unchanged, () for None, and a single object as a tuple."""
     if value is None:
         return ()
     return value if isinstance(value, list | tuple | dict) else (value,)
@@ -72,14 +72,14 @@ def build_optimizer(experiment: Experiment, build: Callable[..., Any]) -> Any:
 
 
 def build_objects(value: Any, name: str) -> Any:
-    """Returns the Keras objects that a value of a config describes.
+    """Returns the Keras objects that a value of a config describes; names and None stay.
 
     Args:
         value: names, descriptions, functions, or lists and dicts of them.
         name: the name of the field, for errors.
 
     Raises:
-        UserError: a class or function is missing.
+        UserError: a class or function cannot be imported, or an object cannot be made.
     """
     if isinstance(value, dict):
         return {key: build_objects(part, f"{name}[{key!r}]") for key, part in value.items()}

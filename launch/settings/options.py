@@ -252,7 +252,7 @@ class DeviceOptions:
             cluster.virtual_devices = self.virtual_devices
 
     def split_cpu(self, config: str | None) -> None:
-        """Splits the CPU into `virtual_devices` before a config file can start TensorFlow."""
+        """Splits the CPU into `virtual_devices` for a config file, which may start TensorFlow."""
         if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
             import_tensorflow()
             from tftpu.engines.tensorflow import cluster

@@ -41,7 +41,7 @@ class OwnCode:
     """The code of a config file.
 
     Attributes:
-        folder: the absolute folder of the config file, which another machine needs to import it.
+        folder: the absolute path of the config file's folder.
         module: the name under which the config file is imported, its stem.
     """
 
@@ -58,7 +58,8 @@ def find_code(config: str) -> OwnCode | None:
     """Returns the code of `--config=path/to/file.py`; None for the name of a config of tftpu.
 
     Raises:
-        UserError: there is no such file, or an installed module has the same name.
+        UserError: there is no such file, its name contains a dot, or it or another module in its
+            folder has the name of an installed module.
     """
     if not config.endswith(".py"):
         return None
@@ -84,7 +85,7 @@ def find_code(config: str) -> OwnCode | None:
 
 
 def find_near_file(path: Path) -> str | None:
-    """Returns the Python file in a path's folder whose name is nearest to the path's, or None."""
+    """Returns the relative path of the Python file beside `path` with the nearest name, or None."""
     files = {file.name: os.path.relpath(file) for file in path.parent.glob("*.py")}
     return files.get(find_nearest(path.name, files) or "")
 
@@ -118,7 +119,7 @@ def prepare(code: OwnCode) -> None:
 
 
 def import_config(code: OwnCode) -> types.ModuleType:
-    """Imports a config file that the user named, also if it was imported before.
+    """Imports a config file that the user named, anew if it was imported before.
 
     Prepares the import with `prepare`, and records the file, because records of runs and searches
     may only name configs that the user has named: see `has_been_named`.
@@ -181,8 +182,8 @@ def failures_of(what: str, *folders: Path) -> Iterator[None]:
 
     Args:
         what: the name of the code, such as "The config 'flowers.py'".
-        folders: the folders of the code; an exception that never passed through one is not the
-            user's.
+        folders: the folders of the code; an exception that passed through none of them is raised
+            unchanged, except a SyntaxError or ImportError.
     """
     try:
         yield
@@ -226,7 +227,7 @@ def explain_missing(path: str) -> str:
 def failures_of_class(value: Any, method: str) -> contextlib.AbstractContextManager[None]:
     """Returns `failures_of` for a method of a user's class; does nothing for a class of tftpu.
 
-    The method may belong to a base class in another folder.
+    The folders are those of the class and of the base class that defines the method.
     """
     cls = type(value)
     defining = next((kind for kind in cls.__mro__ if method in vars(kind)), cls)

@@ -67,7 +67,7 @@ def parse(command: str, options: type[AnyOptions], words: Sequence[str]) -> AnyO
         words: the arguments to parse.
 
     Raises:
-        Incomplete: a flag is missing.
+        Incomplete: a required flag is missing.
         UserError: there is an unknown flag, a value of the wrong type, or a superfluous argument.
     """
     flags = {flag.name: flag for flag in list_flags(options)}
@@ -211,7 +211,7 @@ def _find_negated(flags: Mapping[str, Flag], name: str) -> Flag | None:
 
 
 def _parse_by_absl(flags: Mapping[str, Flag], words: list[str]) -> dict[str, Any]:
-    """Parses `--name=value` arguments with absl."""
+    """Returns the values of all flags, parsed with absl from `--name=value` arguments."""
     values = absl_flags.FlagValues()
     for flag in flags.values():
         define: Any = absl_flags.DEFINE_multi_string if flag.several else _DEFINE[flag.kind]

@@ -24,8 +24,8 @@ class Examples(DataConfig):
         label: the feature to predict, by its name after Transform.
         features: the features that the model takes, by their names after Transform; (): all except
             the label.
-        transformed: whether the examples come from Transform. Otherwise they are raw and are
-            transformed while they are read, if there is a transform graph.
+        transformed: whether the examples are read as they are; False: they are raw, and the
+            pipeline's transform graph is applied while they are read.
         shuffle: the number of examples that are shuffled at a time.
         train_files, eval_files: patterns of files. `run_fn` sets these and the fields below.
         eval_steps: the number of batches to evaluate; None: all.

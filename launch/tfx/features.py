@@ -25,7 +25,7 @@ class Features:
         source: the name of the schema or transform graph that describes the features, for errors.
 
     Raises:
-        UserError: a feature is missing, or a model on a TPU cannot take it.
+        UserError: nothing describes the features, or one is missing, is text or has no fixed shape.
     """
 
     def __init__(self, data: "Examples"):
@@ -87,7 +87,7 @@ class Features:
         return {name: self._set_shape(found, name) for name in self.names}
 
     def _set_shape(self, found: Mapping[str, Any], name: str) -> Any:
-        """Returns a feature with its static shape, which the graph may have lost."""
+        """Returns a feature with its static shape, which the transform graph may have lost."""
         return tf.ensure_shape(found[name], (None, *self._described[name].shape))
 
 

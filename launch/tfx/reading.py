@@ -19,7 +19,7 @@ _FILES_AT_ONCE = 16
 
 
 def build_training(data: "Examples", context: DataContext) -> tf.data.Dataset:
-    """Returns the training split, in an order that depends on the seed alone."""
+    """Returns the batches of the training split; for given files, the seed decides their order."""
     features = Features(data)
     records = _read_records(data.train_files, "train_files", features)
     records = records.shuffle(data.shuffle, seed=context.seed)
@@ -27,7 +27,7 @@ def build_training(data: "Examples", context: DataContext) -> tf.data.Dataset:
 
 
 def build_evaluation(data: "Examples", context: DataContext) -> tf.data.Dataset:
-    """Returns the evaluation split, or its first `eval_steps` batches."""
+    """Returns the batches of the evaluation split, or only the first `eval_steps` of them."""
     features = Features(data)
     batches = _batch_records(
         _read_records(data.eval_files, "eval_files", features), context, features
@@ -77,7 +77,7 @@ def _open_file(path: Any) -> tf.data.Dataset:
 
 
 def _check_first(records: tf.data.Dataset, source: str, features: Features) -> None:
-    """Raises `UserError` unless the very first example has the features that are read.
+    """Raises `UserError` unless there are examples, and the first one has the features to read.
 
     Args:
         records: serialized examples.

@@ -13,7 +13,7 @@ from tftpu.launch.settings import config_flags, own_code
 from tftpu.launch.tfx.examples import Examples
 from tftpu.storage import locks
 
-_OURS = ("config", "overrides")  # keys of custom_config that are read
+_OURS = ("config", "overrides")  # keys of custom_config that run_fn reads
 _LENGTHS = ("train.steps", "train.epochs")
 # Fields of `Examples` that the pipeline sets.
 _SET = ("train_files", "eval_files", "eval_steps", "schema", "transform_graph")
@@ -43,11 +43,11 @@ def run_fn(fn_args: FnArgs, get_config: Callable[[], Experiment] | None = None) 
         fn_args: the arguments of TFX's Trainer. `custom_config["config"]` names a config of tftpu
             or the file of your own; `custom_config["overrides"]` sets its fields by their paths,
             such as `{"model.width": 64}`, and so do the hyperparameters of TFX's Tuner.
-        get_config: a function that returns the config, if the pipeline's module file has it.
+        get_config: a function that returns the config; None: `custom_config` names it.
 
     Raises:
         UserError: the config, the examples or an argument cannot be used.
-        Preempted: the run was asked to stop, after a checkpoint was saved.
+        Preempted: the run was asked to stop, and has saved a checkpoint.
     """
     experiment = _build_experiment(fn_args, get_config)
     _set_inputs(experiment, fn_args)

@@ -27,7 +27,7 @@ class Transform:
             missing, so are the features that are made from them.
 
     Raises:
-        UserError: there is no transform graph in the folder.
+        UserError: `tensorflow_transform` is missing, or the folder has no readable graph.
     """
 
     def __init__(self, folder: str):

@@ -110,7 +110,7 @@ def _apply_inverted(
 
 
 def _squeeze_excite(x: Tensor, squeezed: int, name: str) -> Tensor:
-    """Scales each channel by a factor in (0, 1) computed from the means of all (Hu et al. 2018).
+    """Scales each channel by a factor in (0, 1), from all channels' means (Hu et al. 2018).
 
     Follows https://arxiv.org/abs/1709.01507.
     """

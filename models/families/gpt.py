@@ -68,7 +68,7 @@ def _apply_block(x: Tensor, segments: Tensor, config: "GPT", name: str) -> Tenso
 
 @keras.saving.register_keras_serializable("tftpu")
 class Positions(layers.Layer):
-    """The sum of (batch, time, width) and a learned vector for each position.
+    """The sum of an input, (batch, time, width), and a learned vector for each position.
 
     Args:
         context: number of positions.

@@ -105,7 +105,7 @@ class ClassToken(layers.Layer):
 
 @keras.saving.register_keras_serializable("tftpu")
 class LearnedPositions(layers.Layer):
-    """The sum of (batch, time, width) and a learned vector for each position."""
+    """The sum of an input, (batch, time, width), and a learned vector for each position."""
 
     def build(self, input_shape: Any) -> None:
         self.positions = self.add_weight(

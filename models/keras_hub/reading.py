@@ -87,7 +87,7 @@ class _Recorder:
 
 
 def _record(reader: Any, task: Any) -> dict[int | str, _Read]:
-    """Runs a reader until it needs the content of a tensor; returns `_Recorder.read`, or {}."""
+    """Runs a reader until it needs a tensor's content; returns its record, {} if it needs more."""
     backbone, recorder = task.backbone, _Recorder()
     kind = reader.__name__.rpartition(".convert_")[2]
     if getattr(backbone, "vision_encoder", task) is None:

@@ -116,7 +116,7 @@ class QuantizedConvolution(keras.layers.Layer):
             keras.layers.Layer.load_own_variables(self, store)
 
     def _hold_integers(self, mode: str) -> None:
-        """Replaces the kernel by variables for integers and scales."""
+        """Replaces the kernel by new variables for integers and scales; sets no values."""
         shape = tuple(self._kernel.shape)
         self.kernel_shape, stored, axis = shape, list(shape), self.channel_axes[0]
         if mode == "int4":

@@ -30,7 +30,7 @@ class StoredArray(NamedTuple):
 
     Attributes:
         shape: the shape of the array.
-        content: a function that returns the array, read-only; a local file is memory-mapped.
+        content: a function that returns the array, which may be a read-only view of the file.
     """
 
     shape: tuple[int, ...]

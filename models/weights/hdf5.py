@@ -19,8 +19,8 @@ _INFLATION = 100
 _DEFLATE = 1032  # the most bytes that one compressed byte can become
 
 
-# The first bytes of a file. By version of the header: the offset of two bytes that hold the number
-# of bytes of an address, and of a length.
+# The first bytes of a file; and, by the version of its header, the offset of two bytes that hold
+# the size of an address and the size of a length.
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _WIDTHS = {0: 13, 1: 13, 2: 9, 3: 9}
 _HEAP = b"GCOL"  # begins a global heap, which holds texts

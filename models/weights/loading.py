@@ -34,7 +34,8 @@ class LoadReport:
 
     Attributes:
         loaded: paths of the variables whose values were read from the file.
-        missing: paths of the head's variables that the file lacks; they keep their values.
+        missing: paths of variables of the head or of random generators that the file lacks; they
+            keep their values.
         unused: names of the file's arrays that belong to heads which the model does not have.
         replaced: paths of the head's variables, if their arrays in the file have other shapes;
             they keep their values.
@@ -73,9 +74,9 @@ def load_weights(model: keras.Model, path: str, *, replace_head: bool = False) -
         A report of the matched and unmatched names on both sides.
 
     Raises:
-        UserError: the file does not exist; or it belongs to another network: a shape differs, file
-            or model has weights below the head that the other lacks, or `config.json` beside the
-            weights describes another network.
+        UserError: the model is not of the zoo; the file does not exist or cannot be read; or it
+            belongs to another network: a shape differs, file or model has weights below the head
+            that the other lacks, or `config.json` beside the weights describes another network.
 
     Example:
         >>> model = tftpu.models.build("resnet50", num_classes=10)
@@ -151,7 +152,7 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
         format: "safetensors", the only one.
 
     Raises:
-        UserError: the format is unknown, or Transformers has no such model.
+        UserError: the format is unknown, or the zoo or Transformers has no such model.
     """
     if format not in _FORMATS:
         raise UserError(

@@ -1,9 +1,9 @@
 """Writes adapters in PEFT's format: `adapter_model.safetensors` and `adapter_config.json`.
 
 PEFT names the adapters of a layer after the layer's module in Transformers, and stores them as
-(rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint. Where one
-matrix of the zoo is several in Transformers, as for queries, keys and values, each of them gets the
-same first adapter and its columns of the second.
+(rank, in) and (out, rank): https://huggingface.co/docs/peft/developer_guides/checkpoint.
+Transformers splits some matrices of `tftpu.models`, such as those for queries, keys and values:
+each of the resulting matrices gets the whole first adapter and its columns of the second.
 """
 
 import json
@@ -82,7 +82,7 @@ def write(folder: str, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any
 
     Args:
         folder: the folder to write, local or `gs://`.
-        arrays: adapters by PEFT's names without the prefix "base_model.model.".
+        arrays: adapters and other trained weights by name, without PEFT's "base_model.model.".
         about: the content of `adapter_config.json`.
     """
     named = {f"{_PREFIX}{name}": array for name, array in arrays.items()}
@@ -127,7 +127,7 @@ def build_config(
         modules, trained: the names of the adapted modules, and of those that are trained in full.
         base: the name of the base model in Transformers; "" if it is unknown.
         transposed: whether the adapted modules are Conv1D, whose kernels are (in, out).
-        alpha: the number whose ratio to the rank scales the product of adapters; None: the rank.
+        alpha: `lora_alpha`; PEFT scales adapters by alpha / rank. None stands for the rank.
     """
     return {
         "peft_type": "LORA",

@@ -29,8 +29,9 @@ def run_recomputed(
         layers: the layers that `part` applies, or the layers or models that contain them. Losses
             are added to the last one.
         x: the input of `part`.
-        remat: "block"; or, with JAX only: "attention" also keeps the results of attention kernels,
-            "products" those and the products with weights, "offload" keeps x in host memory.
+        remat: "block" keeps only x. On JAX, "attention" also keeps the results of attention
+            kernels, "products" keeps those and the products with weights, and "offload" keeps x
+            in host memory.
 
     Raises:
         UserError: Keras runs on another backend than TensorFlow or JAX.
@@ -58,7 +59,7 @@ def run_recomputed(
 
 
 def _choose_checkpoint(remat: str) -> Callable[..., Recomputed]:
-    """Returns the backend's function that calls another, and recomputes it in the backward pass."""
+    """Returns the backend's function that calls one and recomputes it in the backward pass."""
     backend = keras.config.backend()
     if backend == "tensorflow":
         from tftpu.kernels.tensorflow_checkpoint import checkpoint

@@ -60,8 +60,8 @@ def running_blocks(model: keras.Model, remat: str, scan: str) -> Iterator[None]:
             replacements |= {id(block): functools.partial(_skip, chain) for block in chain.blocks}
             replacements[id(chain.blocks[0])] = functools.partial(_loop, chain, remat)
             if blocks and blocks[-1] in chain.rest:
-                # These blocks keep their activations: the backward pass begins with them, and needs
-                # its most memory later, for a group of the loop.
+                # Recomputing these last blocks would not lower the peak memory: the backward pass
+                # begins with them and reaches its peak later, in a group of the loop.
                 for block in chain.rest:
                     replacements.pop(id(block))
     graphs = {key: functools.partial(_run_segments, parts, remat) for key, parts in cut.items()}
@@ -81,7 +81,7 @@ def _run_segments(
         parts: the segments of the graph, in order.
         remat: what the backward pass recomputes, as for `running_blocks`.
         values: the values of the graph's inputs by tensor id; this adds all other values.
-        run: a function of nodes and `values`, which adds the values of their outputs to `values`.
+        run: a function that takes nodes and `values`, and adds the nodes' outputs to `values`.
     """
     for part in parts:
         if part.recomputed:
@@ -114,7 +114,7 @@ def _recompute(
 
     def part(floats: list[Tensor]) -> tuple[Nest, list[Tensor | None]]:
         args, kwargs = inputs.replace(floats)
-        # Restores the context of the model's call, which has ended when TensorFlow recomputes.
+        # TensorFlow recomputes after the model's call has ended: restore the context of the call.
         with internals.entering_call(context):
             y = plain(layers[0], *args, **kwargs)
         return y, [internals.read_mask(tensor) for tensor in keras.tree.flatten(y)]
@@ -202,15 +202,15 @@ def _is_float(leaf: Any) -> bool:
 
 
 def has_blocks(model: keras.Model) -> bool:
-    """Returns whether a model has blocks or segments that `running_blocks` can recompute."""
+    """Returns whether `running_blocks` can recompute a model; False with `RunsBlocks` layers."""
     return not _runs_blocks(model) and any(_find_recomputed(model))
 
 
 def _find_recomputed(model: keras.Model) -> tuple[list[keras.Layer], dict[int, list[Segment]]]:
     """Returns the blocks to recompute; if there are none, the segments of graphs, by graph id.
 
-    If the graphs are too short for segments, returns layers made of layers that have the same
-    class, even if their weights differ in shape.
+    If there are no segments either, returns the layers made of layers whose class occurs several
+    times, even if the shapes of their weights differ.
     """
     blocks = structure.find_blocks(model)
     cut = {} if blocks else segments.find_segments(model)
@@ -256,10 +256,10 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
 
 
 def count_input_bytes(model: keras.Model, length: int) -> int:
-    """Returns the bytes of the inputs of a model's blocks, which its backward pass needs.
+    """Returns the bytes per example of the blocks' inputs, which the backward pass needs.
 
-    Counts one example, only blocks in chains or in models of `tftpu.models`, and only inputs with
-    at most one unknown dimension.
+    Ignores blocks outside of chains, except those of `tftpu.models`, and inputs with more than one
+    unknown dimension.
 
     Args:
         model: the model.

@@ -20,11 +20,11 @@ class Segment(NamedTuple):
 
     Attributes:
         nodes: the calls.
-        inputs: the ids of the earlier calls' symbolic tensors that the calls take.
-        outputs: the ids of the symbolic tensors of the segment that are needed after it.
+        inputs: the ids of the symbolic tensors that the calls take from outside of the segment.
+        outputs: the ids of the calls' outputs that later calls take or that the graph returns.
         layers: the layers that are called, and all layers inside of them.
         recomputed: whether the backward pass recomputes the calls. False if no layer is called, or
-            if the layer is or contains a model whose own graph is divided into segments.
+            if a called layer is or contains a model whose own graph is divided into segments.
     """
 
     nodes: list[Any]

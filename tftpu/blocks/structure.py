@@ -82,7 +82,7 @@ def find_chains(model: keras.Model) -> list[Chain]:
 
 
 def _identify(layer: keras.Layer) -> Any:
-    """Returns a block's class and weight shapes, a key to compare; None if it is not a block."""
+    """Returns a block's class and its variables' shapes, to compare; None if it is not a block."""
     if isinstance(layer, keras.Model) or not layer.trainable_variables:
         return None
     if len(internals.flatten_layers(layer)) == 1:
@@ -91,9 +91,9 @@ def _identify(layer: keras.Layer) -> Any:
 
 
 def _split_runs(calls: Sequence[GraphCall]) -> Iterator[list[GraphCall]]:
-    """Yields runs of calls, each of which takes the output of the call before it.
+    """Yields runs of calls; each call of a run takes the output of the call before it.
 
-    All other arguments of the calls in a run are the same.
+    All other arguments of the calls in a run are the same. A run may be a single call.
     """
     run, carry = [calls[0]], ()
     for call in calls[1:]:
@@ -109,7 +109,7 @@ def _split_runs(calls: Sequence[GraphCall]) -> Iterator[list[GraphCall]]:
 def _find_carry(before: GraphCall, after: GraphCall) -> tuple[Any, ...]:
     """Returns the path of one call's only output among the arguments of the next call.
 
-    Returns () if it is not an argument, or if the calls differ in another argument.
+    Returns () if there are several outputs, or if the calls differ in any other argument.
     """
     if len(before.outputs) != 1 or before.arguments.keys() != after.arguments.keys():
         return ()
@@ -129,7 +129,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _find_period(blocks: Sequence[keras.Layer]) -> int:
-    """Returns the smallest number of blocks after which the settings of the blocks repeat."""
+    """Returns the number of blocks after which their settings repeat, at most `len(blocks)`."""
     known = [_describe(block) for block in blocks]
     for period in range(1, len(blocks)):
         if all(known[i] == known[i - period] for i in range(period, len(blocks))):

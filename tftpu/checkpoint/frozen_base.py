@@ -14,7 +14,7 @@ from tftpu.storage import regions
 from tftpu.storage.regions import Region
 
 _MODEL = "model"  # the group that holds the model's variables
-_PIECE = 1 << 22  # elements that are summed at a time
+_PIECE = 1 << 22  # number of elements that the digest sums at a time
 _SLOPE, _OFFSET = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 
 
@@ -140,7 +140,7 @@ def _view_bits(values: np.ndarray) -> np.ndarray:
 
 
 def _iterate_places(shape: tuple[int, ...], region: Region) -> Iterator[tuple[int, Any]]:
-    """Yields groups of elements: (first index in the flat region, positions in the variable)."""
+    """Yields groups of elements: (first index in the flat region, indices in the flat variable)."""
     count = regions.count_elements(region)
     if region == regions.select_all(shape):
         for first in range(0, count, _PIECE):

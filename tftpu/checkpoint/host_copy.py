@@ -16,7 +16,7 @@ _Key = tuple[str, int, Region]
 
 
 class Copied(NamedTuple):
-    """The copy of a region of a leaf, which is a variable of the run.
+    """The copy of one region of a leaf; a leaf is a variable of the run.
 
     Attributes:
         number: the index of the leaf in its group.
@@ -58,7 +58,7 @@ class HostCopy:
             self._reserved = self._threads.submit(allocate)
 
     def take(self, leaves: Mapping[str, Sequence[Leaf]]) -> dict[str, list[Copied]]:
-        """Copies the regions that this process writes, by group; valid until the next call."""
+        """Returns copies of this process's regions, by group, until the next call replaces them."""
         if self._reserved is not None:
             self._reserved.result()
             self._reserved = None

@@ -24,7 +24,7 @@ from tftpu.storage.pieces import cut_pieces
 from tftpu.storage.side_files import check_seal, seal
 
 FILE = "manifest.json"
-_AT_ONCE = 64 << 20  # most bytes of neighbouring blocks that are read together
+_AT_ONCE = 64 << 20  # maximum number of bytes of neighbouring blocks that one read returns
 
 # Returns the blocks of a file. It is called again if a bucket requires a retry.
 Blocks = Callable[[], Iterable[bytes | memoryview]]
@@ -125,7 +125,7 @@ def write_files(folder: str, contents: Mapping[str, Blocks]) -> Listing:
 
 
 def commit(step: int, listed: Listing, marker: OwnFile) -> None:
-    """Writes the manifest of a checkpoint whose files are written, which makes it valid.
+    """Makes a checkpoint valid: writes its manifest, once all its other files are written.
 
     Args:
         step: the step of the checkpoint.
@@ -151,7 +151,7 @@ def read(folder: str) -> dict[str, StoredFile]:
 
 
 def compute_digest(folder: str) -> str:
-    """Returns a text that identifies the values of a checkpoint.
+    """Returns a digest of a checkpoint's manifest, which identifies the values of the checkpoint.
 
     Raises:
         OSError: the manifest is missing.
@@ -205,7 +205,7 @@ def remove_checkpoint(folder: str) -> None:
 def list_folders(checkpoints: str) -> list[int]:
     """Returns the steps of all checkpoint folders in order, complete or not."""
     names = files.list_names(checkpoints)
-    # Python also reads "²" and "07" as numbers, but writes them in another way: they are not steps.
+    # `int` would also accept "07" and "1_0", but no checkpoint is saved under such a name.
     return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
 
 

@@ -21,10 +21,10 @@ from tftpu.errors import UserError
 from tftpu.storage import regions, safetensors
 from tftpu.storage.regions import Named, Region
 
-# Groups of leaves that only some precisions have, so a checkpoint may lack them.
+# Groups of leaves that exist only in some precisions, so a checkpoint may lack them.
 _OPTIONAL = ("loss_scale",)
 
-# A leaf and the values of all regions that its devices hold.
+# A leaf and the values of all its regions that this process's devices hold.
 Found = tuple[Leaf, dict[Region, np.ndarray]]
 
 
@@ -64,7 +64,8 @@ def read(
         step: the step of the checkpoint, for error messages.
 
     Returns:
-        The values of all leaves, in their dtypes; nothing is assigned.
+        The values of the leaves, in their dtypes; nothing is assigned. The loss scale is left out
+        if the checkpoint has none.
 
     Raises:
         UserError: the checkpoint belongs to another model or optimizer (the message lists the
@@ -95,7 +96,7 @@ def assign(found: Iterable[Found]) -> None:
 
 
 def format_list(items: Sequence[object]) -> str:
-    """Joins the first items of a list for an error message."""
+    """Joins the first eight items of a list for an error message, and counts the others."""
     shown = "; ".join(map(str, items[:8]))
     return f"{shown}; and {len(items) - 8} more" if len(items) > 8 else shown
 

@@ -10,8 +10,8 @@
                        manifest.json           sizes and checksums; written last
     checkpoints/best                           the step of the best one, and its metric
 
-Training waits for a copy to host memory; a thread writes the copy, one save at a time. If several
-hosts each hold a shard of the state, each writes its shard (see `writing`).
+Training waits only for a copy to host memory, which a thread then writes, one save at a time. If
+several hosts each hold a shard of the state, each writes its shard (see `writing`).
 """
 
 import contextlib
@@ -73,11 +73,11 @@ class Checkpoints:
         workdir: a local or `gs://` path.
         keep: number of newest checkpoints to keep, in addition to the best.
         keep_every: also keep checkpoints whose step is a multiple of this; 0 keeps no others.
-        hosts: the hosts that train together; None: this process alone.
+        hosts: the hosts that train together; None if this process trains alone.
 
     Attributes:
         workdir: the local or `gs://` path.
-        newest: the step of the newest checkpoint that this object saved or restored, or None.
+        newest: the step of the checkpoint that this object last saved or restored, or None.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Checkpoints:
 
         Args:
             step: the step of the checkpoint.
-            leaves: the run's leaves, by group. This process writes one file for each group, with
-                the regions that are its own to write.
+            leaves: the run's leaves, by group. This process writes the regions in `Leaf.written`,
+                in one file for each group.
             state: the host's state as JSON; arrays become lists.
             best: the metric that makes this checkpoint the best so far, which is kept regardless
                 of its age; None if it is not the best.
@@ -138,7 +138,7 @@ class Checkpoints:
         )
 
         def prepare() -> None:
-            # From here on, no file that another owner of the workdir writes is replaced.
+            # If another owner of the workdir writes these files from here on, our writes fail.
             for file in (marker, self._best):
                 file.see()
             locks.check_lock(self.workdir)
@@ -160,7 +160,7 @@ class Checkpoints:
         self._copy.reserve(leaves)
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits until nothing is being written; keeps an `OSError` for `take_failure`."""
         if self._pending is None:
             return
         step, future = self._pending
@@ -189,12 +189,12 @@ class Checkpoints:
     ) -> Restored | None:
         """Loads a checkpoint into leaves.
 
-        A checkpoint that does not match its checksums is skipped with a warning, and the next
-        newest is loaded. Values of another precision are rounded to the dtypes of the leaves.
+        Damaged checkpoints are skipped with a warning: without `step`, the newest intact one is
+        loaded. Values of another precision are rounded to the dtypes of the leaves.
 
         Args:
             leaves: see `save`.
-            step: the step of the checkpoint; None: the newest.
+            step: the step of the checkpoint; None loads the newest.
             check: see `load`.
 
         Returns:
@@ -217,7 +217,7 @@ class Checkpoints:
         """Returns the steps of the checkpoints to restore, in the order to try them.
 
         Args:
-            step: the only step to try; None: all steps with a complete checkpoint, newest first.
+            step: the only step to try; None tries all complete checkpoints, the newest first.
 
         Raises:
             UserError: there is no complete checkpoint of that step.
@@ -243,7 +243,7 @@ class Checkpoints:
                 run cannot resume from the checkpoint.
 
         Raises:
-            UserError: the checkpoint belongs to another model or optimizer.
+            UserError: the checkpoint belongs to another model or optimizer, or `check` fails.
         """
         folder = files.join(self.folder, str(step))
         try:
@@ -264,7 +264,7 @@ class Checkpoints:
         return loaded.restored
 
     def describe_failure(self, candidates: list[int], step: int | None) -> UserError:
-        """Returns the error for a workdir without a readable checkpoint."""
+        """Returns the error if none of the candidates, the steps that were tried, can be read."""
         if step is None:
             return UserError(
                 f"No checkpoint in {self.folder} is complete (found "

@@ -50,6 +50,7 @@ class Writing:
         """Writes the checkpoint as the only process.
 
         Raises:
+            ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
             OSError: a file could not be written; the checkpoint is not valid.
         """
         self._remove_leftovers()
@@ -64,6 +65,7 @@ class Writing:
             prepare: function that is called before anything is written.
 
         Raises:
+            ChangedError: another process wrote the manifest meanwhile; its checkpoint is valid.
             OSError: a process could not write its files; the checkpoint is not valid.
         """
         with self._announcing(exchange, "begun"):

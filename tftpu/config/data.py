@@ -1,4 +1,4 @@
-"""The base class of data sets in a config: the built-in sources, and a user's own."""
+"""The base class of the data sets in configs, both built-in sources and users' classes."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class ExportInputs:
         dtypes: the dtypes by the name of the input, such as "uint8".
         prepare: maps batches of the inputs, in their order, to features by TensorFlow operations.
         decode: for a single input that is an image: maps the content of its file, a scalar string,
-            to the image, cropped and resized as for evaluation, by TensorFlow operations. None:
+            to the image, cropped and resized as for evaluation, by TensorFlow operations; None if
             exports take no files.
     """
 
@@ -136,7 +136,7 @@ class DataConfig:
         return None
 
     def export_inputs(self) -> ExportInputs | None:
-        """Returns the inputs of an exported model, such as pixels; None: the model's features."""
+        """Returns the inputs of an exported model, such as pixels; None if it takes features."""
         return None
 
     def class_names(self) -> list[str] | None:

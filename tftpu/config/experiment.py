@@ -174,8 +174,8 @@ class Experiment:
         model: hyper-parameters of the model, and how to build it.
         data: the data set and its global batch.
         optimizer: `tftpu.OptimizerConfig`, one of the names in `OPTIMIZERS`, or a Keras optimizer.
-        loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a function of a
-            module, or a dict or list of them, one for each output. None is the cross-entropy of
+        loss: as for `keras.Model.compile`: a name ("mse"), a `keras.losses.Loss`, a module-level
+            function, or a dict or list of them, one for each output. None is the cross-entropy of
             class labels and logits, with `train.label_smoothing`, and accuracy as the metric.
         metrics: names ("AUC"), `keras.Metric` objects, functions, or a dict of them by output.
         weighted_metrics: metrics to which sample weights apply.

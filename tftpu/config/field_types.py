@@ -1,4 +1,4 @@
-"""Parses the declared types of fields, for checks, flags, overrides and files alike."""
+"""Parses the declared types of config fields, for checks, flags, overrides and JSON files."""
 
 import dataclasses
 import types
@@ -66,7 +66,7 @@ def read_fields(cls: type) -> dict[str, FieldType]:
     Class variables (`ClassVar`) are left out.
 
     Raises:
-        UserError: a declaration names something that its file does not import.
+        UserError: a declaration names something that its file neither defines nor imports.
     """
     try:
         found = typing.get_type_hints(cls)

@@ -1,7 +1,7 @@
 """Fields of a config that affect how a run executes, but not its results.
 
-The metadata of a field mark it as such. Comparisons of two configs ignore these fields: they may
-change when a run resumes or a search continues, and differ on machines that prepare the data.
+Metadata mark such a field as operational. Comparisons of two configs ignore operational fields:
+they may change when a run resumes or a search continues, and between machines that prepare data.
 
     log_every: int = dataclasses.field(default=50, metadata=OPERATIONAL)
 """

@@ -1,4 +1,4 @@
-"""Names of losses and metrics: those that Keras knows, and whether lower values are better.
+"""Names of Keras's losses and metrics, and the metrics whose lower values are better.
 
 Nothing here imports Keras.
 """
@@ -63,14 +63,14 @@ _SMALLER_IS_BETTER = (
 
 
 def check_losses(field: str, value: Any) -> None:
-    """Raises `UserError` if a string in a value, also nested, is not the name of a Keras loss."""
+    """Raises `UserError` unless all strings in a nested value are names of Keras's losses."""
     for name in texts_in(value):
         if name not in LOSSES:
             _refuse(field, name, "losses", LOSSES)
 
 
 def check_metrics(field: str, value: Any) -> None:
-    """Raises `UserError` if a string in a value, also nested, is not the name of a metric."""
+    """Raises `UserError` unless all strings in a nested value name metrics without arguments."""
     for name in texts_in(value):
         if name in WITH_ARGUMENTS:
             raise UserError(
@@ -82,7 +82,7 @@ def check_metrics(field: str, value: Any) -> None:
 
 
 def texts_in(value: Any) -> list[str]:
-    """Returns the strings in a value, also in its nested lists and dicts."""
+    """Returns the strings in a value and its nested lists, tuples and dicts; keys do not count."""
     if isinstance(value, str):
         return [value]
     is_nested = isinstance(value, list | tuple | dict)

@@ -47,7 +47,7 @@ def count_batch_shards(sizes: Mapping[str, int]) -> int:
     """Returns the number of shards into which a mesh divides a global batch.
 
     Args:
-        sizes: the sizes of its axes, by name; a missing axis has the size 1.
+        sizes: the sizes of the mesh's axes, by name; a missing axis has the size 1.
     """
     return math.prod(sizes.get(axis, 1) for axis in BATCH_AXES)
 
@@ -56,7 +56,7 @@ def check_between_slices(sizes: Mapping[str, int], slices: int) -> None:
     """Raises `UserError` if an axis other than `data` would cross the network between slices.
 
     Args:
-        sizes: the sizes of every axis.
+        sizes: the size of every axis, by name.
         slices: the number of slices; each consists of consecutive devices.
     """
     if sizes[DATA] % slices:
@@ -70,7 +70,7 @@ def check_between_slices(sizes: Mapping[str, int], slices: int) -> None:
 
 
 def mesh_text(sizes: dict[str, int]) -> str:
-    """Returns a mesh in the form that `parse_mesh` reads, without axes of one device."""
+    """Returns a mesh in the form that `parse_mesh` reads, without axes of size 1."""
     axes = [f"{name}:{size}" for name, size in sizes.items() if size != 1]
     return ",".join(axes) or f"{DATA}:1"
 
@@ -79,7 +79,7 @@ def list_finer_meshes(sizes: Mapping[str, int], slices: int = 1) -> list[dict[st
     """Returns the meshes that move devices from `data` to `fsdp`, sorted by the size of `fsdp`.
 
     Args:
-        sizes: the sizes of every axis.
+        sizes: the size of every axis, by name.
         slices: the number of slices; `data` stays a multiple of it.
     """
     free = sizes[DATA] // slices
@@ -110,7 +110,7 @@ def mesh_sizes(mesh: str | None, devices: int) -> dict[str, int]:
     """Returns the size of every axis of a mesh.
 
     Args:
-        mesh: see `parse_mesh`; None divides only the batch: each device has the whole model.
+        mesh: as for `parse_mesh`; None puts all devices on `data`, each with the whole model.
         devices: number of devices.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The base class of models in a config: the zoo's families, and a user's own."""
+"""The base class of the models in configs, both those of `tftpu.models` and users' classes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class ModelConfig:
     """Hyper-parameters of a model, and how to build it.
 
-    Derive a dataclass: its fields become `--config.model.FIELD` on the command line. The families
-    of the zoo are such classes.
+    Derive a dataclass: its fields become `--config.model.FIELD` on the command line. The configs in
+    `tftpu.models` are such classes.
 
     Attributes:
         name: name of the Keras model.

@@ -61,7 +61,7 @@ class Function:
 
 
 def parts_of(value: Any) -> Iterator[dict[str, Any]]:
-    """Yields the descriptions of objects within a description, itself included."""
+    """Yields a description of an object, and the descriptions of all objects inside it."""
     if isinstance(value, dict):
         if "class_name" in value:
             yield value
@@ -73,10 +73,10 @@ def parts_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def own_name(part: dict[str, Any]) -> str | None:
-    """Returns the name of the user's class in a description; None for classes of Keras and tftpu.
+    """Returns the name of the user's class or function in a description; None for Keras or tftpu.
 
     Raises:
-        UserError: Keras would import a module or run code of the description to create the object.
+        UserError: to create the object, Keras would import a module or run code from the config.
     """
     module, name = part.get("module"), part["class_name"]
     if name in _VALUES:

@@ -43,7 +43,8 @@ class TrainConfig:
             For losses and errors, lower is better; of equal values, the first is kept.
         precision: the dtype policy; "auto" is mixed_bfloat16 on a TPU, mixed_float16 on a
             GPU and float32 on a CPU.
-        seed: seed of dropout and of every other layer that draws random numbers.
+        seed: seed of the order of shuffled data and of all layers that draw random numbers, such as
+            dropout; in an experiment, also of the initial weights.
         gradient_accumulation_steps: number of microbatches into which each replica's shard of a
             global batch is divided.
         global_clipnorm: maximum global norm to which the gradient is clipped, after its sum over
@@ -51,8 +52,9 @@ class TrainConfig:
         label_smoothing: fraction of each label that is spread evenly over all classes.
         ema_momentum: momentum of the moving average of the weights, which evaluation then uses;
             None keeps no average.
-        steps_per_loop: steps that run on the devices before control returns to the host; None: 50,
-            or the model's `steps_per_execution` if a callback has batch methods.
+        steps_per_loop: steps that run on the devices before control returns to the host; None takes
+            the model's `steps_per_execution` if it is above 1 or a callback has batch methods, and
+            otherwise 50.
         remat: recomputation in the backward pass, to save memory. "none" recomputes nothing.
             "block" keeps only the input of each of the model's equal blocks. Only on the JAX
             engine: "attention" also keeps the outputs of attention kernels, "products" those and
@@ -64,7 +66,7 @@ class TrainConfig:
             after the loop and are not recomputed. "none" compiles no loop. Models of the zoo have
             `model.scan` instead.
         on_nan: "stop" ends the run at a loss that is not finite; "rollback" returns to the last
-            checkpoint and skips the batches since.
+            checkpoint and skips the batches that followed it.
         max_rollbacks: number of rollbacks before the run ends.
         writers: additional destinations for the metrics, by name: "mlflow", "wandb", and
             "hypertune", which reports best_metric to a hyper-parameter tuning job of Vertex AI.

@@ -14,7 +14,7 @@ NAMES = {
 
 
 def explain_missing(module: str, name: str) -> AttributeError | ImportError:
-    """Returns the error for a missing attribute of a module, with the new name of a class.
+    """Returns the error for a missing attribute of a module, with the new name if it has one.
 
     Args:
         module: the name of the module, such as "tftpu".

@@ -130,7 +130,7 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
 
 
 def _find_inner(kind: FieldType, containers: tuple[Any, ...], place: int) -> FieldType:
-    """Returns the element type that a container's declaration has at `place` in its brackets."""
+    """Returns the type at `place` in the brackets of a container's type; `UNDECLARED` if none."""
     found = (option.parts[place] for option in kind.options if option.container in containers)
     return next(found, UNDECLARED)
 
@@ -189,7 +189,7 @@ def find_unreadable(
 def find_unreadable_classes(
     value: Any, own: Collection[str], imported: Collection[str]
 ) -> Iterator[type]:
-    """Yields the config classes that `from_json` cannot read, as their modules are not loaded.
+    """Yields the config classes whose modules are not tftpu's and neither in `own` nor `imported`.
 
     Args:
         value: a part of an experiment, or several in a tuple.

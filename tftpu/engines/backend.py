@@ -30,7 +30,7 @@ class OtherBackend(UserError):  # noqa: N818 (the name says what was found)
 
 
 def prefer_tensorflow() -> None:
-    """Selects TensorFlow as the backend of Keras, before its import, unless the user chose one."""
+    """Makes Keras use TensorFlow when it is imported, unless KERAS_BACKEND is already set."""
     if not os.environ.get("KERAS_BACKEND"):
         os.environ["KERAS_BACKEND"] = "tensorflow"
 
@@ -68,7 +68,7 @@ def use(wanted: str) -> None:
 def check_keras() -> None:
     """Raises `UserError` for Keras 2, and for Keras 3 with settings that no engine supports.
 
-    This imports nothing, because Keras reads its settings only once, at its import.
+    This does not import Keras, because Keras reads its settings only once, when it is imported.
     """
     keras: Any = sys.modules.get("keras")
     version = getattr(keras, "__version__", None) or _read_installed_version()
@@ -96,18 +96,18 @@ def check_keras() -> None:
 
 
 def find_settings_file(environ: Mapping[str, str]) -> Path:
-    """Returns the file that Keras reads its settings from at import, if it is there."""
+    """Returns the path of the settings file that Keras reads at import; it may not exist."""
     home = Path(environ.get("HOME") or "~").expanduser()
     writable = home if os.access(home, os.W_OK) else Path("/tmp")
     return Path(environ.get("KERAS_HOME") or writable / ".keras").expanduser() / "keras.json"
 
 
 def read_settings(environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the settings in Keras's file; None if Keras cannot start with them."""
+    """Returns the settings in Keras's file; {} if Keras ignores it, None if Keras cannot start."""
     try:
         found = json.loads(find_settings_file(environ).read_bytes())
     except (ValueError, FileNotFoundError):
-        return {}  # Keras, too, ignores such a file
+        return {}  # Keras, too, ignores a file that is missing or is not JSON
     except (OSError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

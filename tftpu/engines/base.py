@@ -31,7 +31,7 @@ class BaseEngine:
     data_shards: int
 
     def epoch(self, dataset: Any, endless: bool = False) -> Epoch | None:
-        """Returns the length of one pass over data; may read them all. None: no end is known."""
+        """Returns the length of one pass; None for a stream or, with `endless`, endless data."""
         if isinstance(dataset, SlicedArrays):
             return Epoch(dataset.steps, count_examples(dataset.symbols))
         if isinstance(dataset, Stream) or (endless and conversion.is_endless(dataset)):
@@ -45,7 +45,7 @@ class BaseEngine:
         class_weight: dict[int, float] | None = None,
     ) -> Nest:
         """Returns the spec of one shard of each complete global batch of training."""
-        if isinstance(dataset, Stream):  # the first batch's spec: each size has its own program
+        if isinstance(dataset, Stream):  # its batches may differ in size: describes the first one
             spec = dataset.spec
             return self.last_spec(spec, count_examples(spec), microbatches)
         spec = conversion.build_training(dataset, 0, class_weight).element_spec
@@ -69,7 +69,7 @@ class BaseEngine:
         return conversion.build_padded_shard_spec(whole, self.data_shards)
 
     def building_spec(self, shard_spec: Nest) -> Nest:
-        """Returns the spec of the batch that a step passes to the model: that of one shard."""
+        """Returns the spec of the batch that a step passes to the model, which is one shard."""
         return shard_spec
 
     def whole_batches(

@@ -176,7 +176,7 @@ def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compil
         compiled: whether the only objective is the compiled loss.
 
     Raises:
-        OwnStepsNeeded: the objective is the compiled loss; Keras's own steps then change nothing.
+        OwnStepsNeeded: the objective is the compiled loss, so Keras's own steps can run instead.
     """
     if not all(group.variables for group in groups):
         error = OwnStepsNeeded if compiled else UserError
@@ -188,7 +188,7 @@ def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compil
 
 
 def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
-    """Raises `UserError` if the loss depends on no variable, so that no step would change any.
+    """Raises `UserError` if there is no loss, or if the loss depends on no variable.
 
     Args:
         terms: the terms of the loss.

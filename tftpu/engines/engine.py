@@ -69,7 +69,7 @@ class Epoch:
     Attributes:
         steps: number of batches.
         examples: number of examples of a batch.
-        last: the number of examples of the last batch; None: the same as in every other batch.
+        last: the number of examples of the last batch; None if it has as many as the others.
 
     Raises:
         UserError: the last batch is larger than the others.
@@ -89,8 +89,8 @@ def explain_size(examples: int, found: int | None = None, last: int | None = Non
 
     Args:
         examples: the expected number of examples.
-        found: the actual number of examples; None: unknown.
-        last: the expected number of examples in the last batch of an epoch; None: `examples`.
+        found: the actual number of examples; None if it is unknown.
+        last: the expected number of examples in the last batch of an epoch, if not `examples`.
     """
     held = "a different number of" if found is None else f"{found}"
     ending = f", and the last one {last}" if last not in (None, examples) else ""
@@ -179,7 +179,7 @@ class SumsLayout(Protocol):
 
     @property
     def result_names(self) -> Sequence[str] | None:
-        """The names of the results; None: they are unknown before the first step."""
+        """The names of the results; None if they are still unknown before the first step."""
         ...
 
     def read(self, sums: Any) -> dict[str, float]:
@@ -283,6 +283,7 @@ class Executor(Protocol):
         Args:
             batch_spec: the spec of the padded global batches, as `Engine.evaluation_spec` returns
                 it.
+            dataset: the data set to evaluate.
         """
         ...
 
@@ -297,7 +298,7 @@ class Executor(Protocol):
         Args:
             dataset: a data set with batches of `(x, y)` or `(x, y, sample_weight)`.
             compiling: a function that returns a context to enter while the loop is compiled.
-            hooks: the hooks for each execution; None: the host does not interrupt the loop.
+            hooks: the hooks that run before and after each execution, or None.
         """
         ...
 
@@ -497,9 +498,9 @@ class Engine(Protocol):
             position: number of batches to skip.
             class_weight: weight of each label, which becomes the sample weight.
             epoch: the length of an epoch. If its last batch is smaller, its shards are padded,
-                and the train loop ignores the padding. None: batches may span two epochs, and
-                all are complete.
-            gate: the gate that holds the data set back; None: reading ahead is unlimited.
+                and the train loop ignores the padding. With None, batches may span two epochs,
+                and all are complete.
+            gate: the gate that holds the data set back; None for unlimited reading ahead.
         """
         ...
 

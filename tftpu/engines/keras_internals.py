@@ -62,7 +62,7 @@ def build(model: keras.Model, batch: Nest) -> None:
         batch: `(x, y, sample_weight)` of `keras.KerasTensor`s of static shape.
 
     Raises:
-        UserError: a layer raised it (Keras's `RuntimeError` around it is removed), or the batch
+        UserError: a layer raised it, which Keras would report as a `RuntimeError`, or the batch
             lacks an input.
     """
     x, *others = batch
@@ -145,7 +145,7 @@ def has_raw_operations(model: keras.Model) -> bool:
 
 
 def list_loss_terms(model: keras.Model) -> list[CompiledTerm]:
-    """Returns the losses of a compiled and built model, one for each output that has one."""
+    """Returns the losses of a compiled and built model; [] if a loss function replaces them."""
     compiled: Any = model._compile_loss
     # A model with a loss function does not build the losses of `compile`.
     if compiled is None or not compiled.built:
@@ -242,7 +242,7 @@ def describe_compiled_parts(model: keras.Model) -> list[str]:
 
 def compile_arguments(model: keras.Model) -> list[str]:
     """Returns the names of the arguments of the last `compile` that are not None."""
-    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be an older one
+    config: Any = getattr(model, "_compile_config", None)  # `_compile_loss` may be older
     return [name for name, part in (config.config if config else {}).items() if part is not None]
 
 
@@ -405,7 +405,7 @@ def list_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def keeps_graph(layer: keras.Layer) -> bool:
-    """Returns whether a layer's config contains a graph of layers, as a functional model's."""
+    """Returns whether a layer's config contains a graph of layers, as for functional models."""
     is_functional = isinstance(layer, models.Functional)
     return is_functional and functional_models.functional_like_constructor(type(layer))
 
@@ -451,7 +451,7 @@ def _pick_inputs(model: Any, x: Nest) -> Nest:
     """
     if not isinstance(x, dict):
         return x
-    # A subclass may have another `call`.
+    # A subclass of Sequential with its own `call` may take other features.
     functional = model._functional if type(model).call is models.Sequential.call else model
     if getattr(type(functional), "call", None) is not models.Functional.call:
         return x
@@ -566,8 +566,9 @@ def _record_product(own: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tenso
 def random_initial_values(value_of: Callable[[Any, Any, str, Any], Any]) -> Iterator[None]:
     """Lets a function compute the random initial values of variables, within the block.
 
-    A value is computed when it is read, or at the end of the block. No value is computed for a
-    variable that is assigned earlier, for example from a file.
+    A value is computed when it is read, or at the end of the block, but at once if its initializer
+    has a `SeedGenerator`. No value is computed for a variable that is assigned earlier, for example
+    from a file.
 
     Args:
         value_of: a function from an initializer, and the shape, dtype and layout of a variable of
@@ -666,7 +667,7 @@ def has_direction(callback: Any) -> bool:
 
 
 def find_history(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
-    """Returns the `History` of a callback list."""
+    """Returns the `History` of a callback list; raises `ValueError` if it has none."""
     history = callbacks._history
     if history is None:
         raise ValueError("The callback list has no History.")

@@ -51,14 +51,14 @@ class LoweredStep:
         program: the train step: a serialized HloModuleProto of one replica, or if it is
             `partitioned`, StableHLO text of all devices together, with shardings.
         partitioned: whether the compiler divides the program between the devices.
-        forward: HLO text of the forward pass over one microbatch, in inference mode.
+        forward: HLO text of the forward pass over one microbatch, in inference mode; "": none.
         model_flops: FLOPs that the model needs for a device's shard in a step, independent of the
             compiled program; see `tftpu.engines.origins`.
-        arguments: name of each program parameter: "batch", or the path of a variable.
+        arguments: name of each program parameter: "batch", the path of a variable, or "constant".
         layers: class name of every Keras layer, nested ones included, by layer name.
         numbered: whether numbers are appended to layers' names in scopes, as TensorFlow does.
         grouped: names of the layers with grouped convolutions.
-        kernels: shape of every weight with two or more dimensions, by variable path.
+        kernels: shape of every trainable weight of two or more dimensions, by variable path.
         precision: dtype policy under which the model was built.
         state_bytes: the bytes of the run's state on a device, which do not depend on the batch.
     """
@@ -131,7 +131,7 @@ class Lowering(Protocol):
         ...
 
     def list_finer_lowerings(self, target: "Slice") -> "Sequence[Lowering]":
-        """Returns lowerings for meshes that divide the model further, in increasing order."""
+        """Returns lowerings for meshes that divide the model among more devices, fewest first."""
         ...
 
     def choose_compiler_options(self, target: "Slice") -> dict[str, str]:
@@ -139,7 +139,7 @@ class Lowering(Protocol):
         ...
 
     def build_model(self, model_fn: ModelFn, precision: str) -> "keras.Model":
-        """Builds a model under a dtype policy; its large variables get no values."""
+        """Builds a model under a dtype policy, without the initial values of large variables."""
         ...
 
     def build(
@@ -182,7 +182,8 @@ def find_layer_path(op_name: str, layers: Collection[str], numbered: bool = True
         The path, or "" if the op belongs to no layer.
     """
     scopes = [re.sub(r"^(\w+\()+|\)+$", "", scope) for scope in op_name.split("/")]
-    if numbered:  # TensorFlow numbers a scope opened again: Keras builds, then calls
+    # TensorFlow numbers a scope that is opened again; Keras opens it to build and to call a layer.
+    if numbered:
         scopes = [re.sub(r"_\d+$", "", scope) for scope in scopes]
     path = [scope for scope in scopes if scope in layers]
     # Operations of the backward pass repeat the path: gradient_tape/resnet50_1/head_1/...

@@ -1,4 +1,4 @@
-"""Counts how often a step computes a matrix product: forward, and for each needed gradient."""
+"""Counts how often a step computes a matrix product, in its forward pass and for gradients."""
 
 import enum
 import functools

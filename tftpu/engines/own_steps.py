@@ -99,7 +99,7 @@ def check_options(options: TrainConfig, reason: OwnStepsNeeded) -> None:
 
 
 def list_own_variables(model: keras.Model) -> dict[str, list[Any]]:
-    """Returns the variables of a model, its metrics and optimizers, by group of a checkpoint."""
+    """Returns the variables of a model, its metrics and optimizers, by checkpoint group."""
     seeds = keras_internals.list_seed_states(model)
     groups = {
         "seeds": seeds,

@@ -86,7 +86,8 @@ def find_task(wanted: ClusterConfig) -> Task:
         wanted: the settings of the cluster; call `choose_backend` with them first.
 
     Raises:
-        UserError: TF_CONFIG cannot be used.
+        UserError: TF_CONFIG is invalid.
+        HostLost: the address of the first host of a TPU slice was not found.
     """
     if backend.read_name() == "jax" and hosts.read_task().count == 1 and environment.has_tpu():
         from tftpu.engines.jax import cluster as jax_cluster
@@ -124,7 +125,7 @@ def _uses_attached_tpu(wanted: ClusterConfig) -> bool:
 
 
 def _find_generation(wanted: ClusterConfig) -> Generation | None:
-    """Returns the generation of the TPU of this machine that a cluster uses; None: not known."""
+    """Returns the generation of this machine's TPU; None if unknown or not used by `wanted`."""
     return GENERATIONS.get(find_attached_tpu() or "") if _uses_attached_tpu(wanted) else None
 
 
@@ -185,7 +186,7 @@ def choose_lowering(wanted: ClusterConfig) -> "Lowering":
     """Returns the lowering of the engine that `connect` selects for a cluster.
 
     Raises:
-        UserError: Keras runs on another backend than the engine's.
+        UserError: as for `choose_backend`.
     """
     if choose_backend(wanted) == "jax":
         from tftpu.engines.jax.lower import JaxLowering

@@ -25,8 +25,8 @@ class Part(NamedTuple):
     """The next tokens of a text.
 
     Attributes:
-        key: the key given to `Batch.add`.
-        tokens: its next tokens.
+        key: the key of the text, as given to `Batch.add`.
+        tokens: the next tokens.
         ended: whether the text has ended.
         error: the error that ended the text early; None: there was none.
     """
@@ -62,13 +62,13 @@ class Writing:
 
     Args:
         row: the prompt, and how to continue it.
-        stops: tokens after which it ends.
+        stops: the tokens at which the text ends.
 
     Attributes:
         row: the argument.
         window: the tokens that the model sees: the prompt and the written tokens, or the newest.
-        uniform: (length,), float32, the random numbers in [0, 1) that choose its tokens. They
-            depend only on `row.seed` and `row.place`.
+        uniform: (length,), float32, the random numbers in [0, 1) that choose the text's tokens.
+            They depend only on `row.seed` and `row.place`.
         done: the number of written tokens.
         ended: whether the text has ended.
     """
@@ -80,7 +80,7 @@ class Writing:
         self.done, self.ended = 0, False
 
     def extend(self, tokens: Sequence[int]) -> Tokens:
-        """Appends tokens up to the text's length; returns those before a stop token."""
+        """Appends tokens up to the text's length; returns those before the first stop token."""
         kept = list(itertools.islice(tokens, self.row.length - self.done))
         self.window += kept
         self.done += len(kept)
@@ -115,11 +115,11 @@ class _Reading:
 
 
 class RunningBatch:
-    """A batch for models whose rows have separate positions; see `Batch`.
+    """A batch of texts, each at its own position in the context; see `Batch`.
 
     Each text is a row of one state (`Decoding`). A prompt is read alone, in chunks between two
-    calls that write, and its row is then inserted into the state. A row that fills the context is
-    read again from its second half. A row does not depend on the others.
+    calls that write, and its row is then inserted into the state. Of a text that fills the context,
+    the second half is read again as a prompt. A row does not depend on the others.
 
     Args:
         programs: the compiled functions of the model.

@@ -33,11 +33,13 @@ class Cache:
     Args:
         slots: the number of tokens for which a row has room.
         pairs: the keys and values of earlier tokens, by layer; empty: nothing was read yet.
-        slot: () int32, the slot of the first new token, the same for all rows.
-        visible: (batch, time, slots), bool: the slots that each new token sees, including its own.
+        slot: () int32, the slot of the first new token, the same for all rows; None: no `pairs`.
+        visible: (batch, time, slots), bool: the slots that each new token sees, including its own;
+            None: no `pairs`.
 
     Attributes:
         pairs: the argument, and the keys and values of tokens read while the cache is open.
+        visible: the argument.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Decoding(Protocol):
 
 
 class Cached:
-    """Forward passes of a language model of the zoo, whose attention keeps keys and values.
+    """Forward passes of a model that keep the keys and values of earlier tokens in a cache.
 
     Args:
         model: a GPT or a Llama of `tftpu.models`.
@@ -130,7 +130,7 @@ class Cached:
 
 
 class Recomputed:
-    """Forward passes of any causal model, each over the whole row.
+    """Forward passes of any causal model, each of which computes the whole row again.
 
     Args:
         model: a Keras model that maps tokens, (batch, context), to logits, (batch, context,
@@ -138,7 +138,7 @@ class Recomputed:
         context: the number of tokens in a row; None: the size of the model's input.
 
     Raises:
-        UserError: the model has other inputs or outputs, or its context is unknown.
+        UserError: the model has other inputs or outputs, is not built, or has no known context.
     """
 
     def __init__(self, model: Any, context: int | None = None):

@@ -17,12 +17,13 @@ def write_weights(model: keras.Model, averages: Mapping[str, np.ndarray], path: 
 
     Args:
         model: the built model.
-        averages: the values to write instead of weights, by path; empty: the weights themselves
-            are written.
+        averages: the values to write instead of the current ones, by the path of the weight. A
+            weight without an entry is written as it is.
         path: a path, local or `gs://`, that ends in `.weights.h5` or `.safetensors`.
 
     Raises:
-        UserError: the path has another ending or cannot be written, or the model has adapters.
+        UserError: the path has another ending or cannot be written, the model has adapters,
+            or several weights have the same path, which is their name in `.safetensors`.
     """
     if any(v.path.rpartition("/")[2].startswith("lora_") for v in model.weights):
         raise UserError(
@@ -77,9 +78,9 @@ def _write(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) ->
 
 
 def _write_h5(model: keras.Model, averages: Mapping[str, np.ndarray], path: str) -> None:
-    """Writes an HDF5 file with Keras, which writes only current weights, to a local disk.
+    """Writes an HDF5 file with Keras.
 
-    The averages therefore replace the weights temporarily.
+    Keras can write only the current weights, so the averages replace them temporarily.
     """
     replaced = [v for v in model.trainable_variables if v.path in averages]
     trained = [np.array(keras.ops.convert_to_numpy(v)) for v in replaced]

@@ -26,7 +26,7 @@ def generate(
 ) -> list[Tokens]:
     """Returns the tokens with which a language model continues prompts.
 
-    A row depends on its prompt, its place and the seed, but not on the other prompts. If a row
+    A row depends on its prompt, its index and the seed, but not on the other prompts. If a row
     fills the model's context or is longer, it continues from its last half context. If compiling
     and writing take longer than two seconds, as in a first call, a line on standard error says so.
 
@@ -36,18 +36,18 @@ def generate(
             time), to logits, (batch, time, vocabulary), which reads the whole row again for each
             token.
         prompts: the token ids of each row. The lengths may differ, but must not be 0.
-        length: the number of tokens to write for each prompt.
+        length: the most tokens to write for each prompt.
         sampling: the rule by which tokens are drawn; None draws from all tokens by their
             probabilities.
         seed: the seed of the random numbers that choose tokens.
-        stop: a token after which a row ends, or several; it is not returned.
+        stop: a token, or several, at which a row ends; the stop token is not returned.
         context: the most tokens to read at once; None: as many as the model takes.
 
     Raises:
-        UserError: the model does not predict the next token, or a prompt is empty or has an unknown
-            token.
-        NotFiniteError: after the other rows have ended, if logits of some are not finite; its
-            `texts` are the tokens of all rows, as far as they were written.
+        UserError: the model does not predict the next token, a prompt is empty or has an unknown
+            token, or `length`, `seed` or `context` is out of range.
+        NotFiniteError: logits of some rows are not finite. It is raised after the other rows have
+            ended, and its `texts` are the tokens written for all rows.
     """
     writer = open_writer(model, stop, context)
     found: list[Tokens] = [[] for _ in prompts]

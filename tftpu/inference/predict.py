@@ -126,8 +126,8 @@ def predict(
         Whether the predictions of all machines are complete.
 
     Raises:
-        UserError: the folder holds other predictions, or another process writes the same ones, or
-            a record cannot be used.
+        UserError: the folder holds other predictions, another process writes the same ones, a
+            record cannot be used, or a kept field is unknown or named "file" or "record".
         OSError: a shard cannot be written.
     """
     records.read_fields(range(0), job.keep)  # raises early if a field is unknown
@@ -168,7 +168,7 @@ def predict(
 
 
 def verify(output: str) -> list[str]:
-    """Compares the files of complete predictions with their manifest; returns the damaged ones.
+    """Compares the files of complete predictions with their manifest; returns a text per fault.
 
     Raises:
         UserError: the predictions are not complete, or were written without checksums.
@@ -239,7 +239,7 @@ def _check_plan(job: Job, plan: Mapping[str, Any], known: Sums) -> None:
     """Writes the plan into the folder, or compares it with the plan there.
 
     Raises:
-        UserError: the folder holds other predictions.
+        UserError: the folder holds other predictions, or a plan that cannot be read.
     """
     path = files.join(job.output, PLAN)
     if not files.exists(path):

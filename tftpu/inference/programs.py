@@ -61,7 +61,7 @@ class SizedPrograms:
 
     Args:
         decoding: the forward passes of the model.
-        compiled: a function that returns the compiled form of another.
+        compiled: a function that takes a function and returns its compiled form.
         stops: tokens after which a text ends.
     """
 
@@ -89,7 +89,7 @@ class SizedPrograms:
 
 
 class Programs(SizedPrograms):
-    """The functions of `Loop`; see `SizedPrograms`."""
+    """The functions of `Loop`, compiled once for each size; see `SizedPrograms`."""
 
     decoding: Decoding
 
@@ -150,7 +150,7 @@ class Programs(SizedPrograms):
         uniform: np.ndarray,
         rules: Nest,
     ) -> tuple[Nest, Tensor, Tensor]:
-        """Runs `Loop.read` for the first chunk of a prompt, and `Loop.read_more` for others."""
+        """Runs `Loop.read` for the first chunk of a prompt, `Loop.read_more` for the later ones."""
         read, read_more = self._find_functions(size)
         if start == 0:
             found = read(tokens, lengths, uniform, rules, size.slots)

@@ -4,9 +4,9 @@ A matrix product, a convolution or a lookup gets the integers times their scale,
 model whose weights were replaced by `Quantized.values` computes the same as its export.
 
 With 8 bits, each channel has a scale that maps its largest value to the largest integer. With 4
-bits, each group of at most 64 values of a channel has a scale: among several, the one with the
-least squared error, because clipping a few outliers leaves finer steps for all others (Banner et
-al. 2019, https://arxiv.org/abs/1810.05723).
+bits, each group of 32 to 64 values of a channel has a scale, or the whole channel if no such size
+divides it. It is the one of several scales with the least squared error, because clipping a few
+outliers leaves finer steps for all others (Banner et al. 2019, https://arxiv.org/abs/1810.05723).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tftpu.engines import keras_internals
 from tftpu.errors import UserError
 
 BITS = {"int8": 8, "int4": 4}
-SMALLEST = 256  # values; a smaller weight stays in float32
+SMALLEST = 256  # number of values; a weight with fewer values stays in float32
 # Number of values that share a 4-bit scale: the first of these that divides a channel.
 _GROUP = range(64, 31, -1)
 # Candidates for the value of the largest integer, as fractions of the largest weight, by bits.
@@ -32,8 +32,8 @@ class Quantized:
 
     Attributes:
         shape: the shape of the weight.
-        codes: int8, the weight's values in order, in a shape over which `scale` is broadcast; from
-            -8 to 7 with 4 bits.
+        codes: int8, the integers of the weight's values, in the same order, in a shape with which
+            `scale` broadcasts; from -8 to 7 with 4 bits.
         scale: float32, the value of one integer step.
         bits: 8 or 4.
     """
@@ -55,7 +55,7 @@ class Quantized:
 
     @property
     def packed(self) -> np.ndarray:
-        """The codes of 4 bits plus 8, two to a byte, the first in its lower half: uint8, flat."""
+        """The 4-bit codes plus 8, flat uint8, two in a byte, the first one in its lower half."""
         raised = (self.codes.reshape(-1) + 8).astype(np.uint8)
         pairs = np.pad(raised, (0, raised.size % 2)).reshape(-1, 2)
         return pairs[:, 0] | pairs[:, 1] << 4
@@ -85,7 +85,7 @@ def quantize_weights(model: keras.Model, bits: int) -> dict[str, Quantized]:
 
 
 def refuse_quantized(model: keras.Model) -> None:
-    """Raises `UserError` for training a model with a quantized layer that has no adapters.
+    """Raises `UserError` if a trainable layer of a model is quantized and has no adapters.
 
     The integers have no gradient, so only the other weights would be trained.
     """

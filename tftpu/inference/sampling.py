@@ -116,7 +116,7 @@ def _draw_from_best(logits: Tensor, uniform: Tensor, rules: Nest, count: int) ->
 
 
 def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
-    """Returns the fields of rules as arrays by name, (batch,) each."""
+    """Returns rules as arrays by name, (batch,) each; a `top_k` of 0 becomes the largest int32."""
     endless = np.iinfo(np.int32).max
     return {
         "temperature": np.array([s.temperature for s in samplings], np.float32),

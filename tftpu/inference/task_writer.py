@@ -1,10 +1,10 @@
-"""Writes text with a causal language model of KerasHub, using the pass of its `generate`.
+"""Writes text with a causal language model of KerasHub, using the forward pass of its `generate`.
 
-A task hands its sampler a function, `next`, that reads one more token of every row, and the cache
-that it needs. Rows have no gap between prompt and continuation, so the longer prompts of a batch
-are read, token by token, while the shorter ones are already continued.
+A task gives its sampler a function, `next`, that reads one more token of every row, and the cache
+that `next` needs. Rows have no gap between prompt and continuation, so the longer prompts of a
+batch are read, token by token, while the shorter ones are already continued.
 
-That function takes one slot for all rows, from which the model also derives their positions and
+`next` takes one slot for all rows, from which the model also derives their positions and
 attention masks. A text therefore cannot join a running batch: waiting texts begin together, and
 later ones wait until these have ended.
 
@@ -96,7 +96,7 @@ class _TaskLoop:
         """Reads prompts, (batch, slots), and returns the state of the loop."""
         cache = self._decoding.run(tokens, lengths, lambda _, cache: cache)
         state = {"tokens": tokens, "cache": cache, "rules": rules, "ended": ended}
-        end = ops.full(tokens.shape[:1], tokens.shape[1], "int32")  # finite so far (`move_end`)
+        end = ops.full(tokens.shape[:1], tokens.shape[1], "int32")  # no end so far (`move_end`)
         return {**state, "slot": ops.min(lengths), "end": end}
 
     def write(self, state: Nest, lengths: Tensor, uniform: Tensor, count: int) -> Nest:
@@ -140,7 +140,7 @@ class _TaskLoop:
 
 
 class TaskPrograms(SizedPrograms):
-    """The functions of `_TaskLoop`; see `SizedPrograms`."""
+    """The functions of `_TaskLoop`, compiled once for each size; see `SizedPrograms`."""
 
     decoding: TaskDecoding
 
@@ -149,7 +149,7 @@ class TaskPrograms(SizedPrograms):
         return [Size(1, min(ROOM, self.decoding.context), tokens)]
 
     def compile(self, size: Size) -> None:
-        """Compiles the programs of a size; no other thread may compile any meanwhile."""
+        """Compiles the programs of a size; no other thread may compile programs meanwhile."""
         if size in self._known:
             return
         lengths = np.ones(size.rows, np.int32)
@@ -205,7 +205,7 @@ class TaskBatch:
         self._free_if_ended()
 
     def advance(self) -> Iterator[list[Part]]:
-        """Writes some tokens of the running texts; if all have ended, starts the waiting ones."""
+        """Yields some tokens of the running texts; if all have ended, starts the waiting ones."""
         if all(text.ended for _, text in self._running):
             stops = self._programs.stops
             self._running = [(key, Writing(row, stops)) for key, row in self._waiting]

@@ -20,14 +20,14 @@ class Writer:
 
     Args:
         model, stop, context: as for `generate.generate`.
-        compiled: a function that compiles its functions, such as `Executor.compiled`; None: the
+        compiled: a function that compiles a function, such as `Executor.compiled`; None: the
             default for the model.
 
     Attributes:
-        programs: its compiled functions.
+        programs: the compiled functions of the writer.
 
     Raises:
-        UserError: the model does not predict the next token.
+        UserError: the model does not predict the next token, or `context` is too large for it.
     """
 
     programs: Any  # its class differs between kinds of writers
@@ -67,8 +67,8 @@ class Writer:
         """Yields the next tokens of each row, some at a time, until all rows have ended.
 
         Raises:
-            UserError: a row cannot be written.
-            NotFiniteError: after the other rows have ended, if logits of some are not finite.
+            UserError: a prompt, a length or a seed is invalid.
+            NotFiniteError: logits of some rows are not finite; raised after the other rows ended.
         """
         self.check([row.prompt for row in rows], max((row.length for row in rows), default=0))
         if min(row.seed for row in rows) < 0:

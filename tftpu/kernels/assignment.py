@@ -7,7 +7,7 @@ from tftpu.layer_internals import read_stored_value
 
 
 def assign(variable: keras.Variable, value: np.ndarray) -> None:
-    """Sets a variable; reads only the slices of the value that local devices hold.
+    """Sets a variable; on JAX, reads only the slices of the value that local devices hold.
 
     Args:
         variable: a built variable. Under JAX, it may be sharded over devices.

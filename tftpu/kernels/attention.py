@@ -179,8 +179,8 @@ def choose_whole_kernel(implementation: str, x: Tensor, heads: int) -> Callable[
     """Returns the kernel for self-attention over short sequences if it can be used, or None.
 
     Args:
-        implementation: see `attention`; the kernel is not used for "plain", nor without a
-            TPU; v2 and v3 support it, too.
+        implementation: see `attention`; the kernel is not used for "plain", nor without a TPU. It
+            also runs on TPU v2 and v3.
         x: tokens, (batch, time, width), that each attend to all, or to their own segment.
         heads: number of heads in the width.
 
@@ -279,7 +279,7 @@ def _attend_by_blocks(
     Args:
         query: scaled, (batch, time, key_heads, shared, head_dim).
         key, value, soft_cap: as for `attention`.
-        sees: which keys a query sees.
+        sees: the rules for which keys a query sees.
         sinks: (1, key_heads, shared, 1, 1), float32; or None.
     """
 

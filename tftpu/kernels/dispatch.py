@@ -21,7 +21,8 @@ from tftpu.tensors import Tensor, ops
 def attending_by_kernel() -> Iterator[None]:
     """Makes Keras and KerasHub compute attention with the module `flash` within the block, on JAX.
 
-    `jax.devices()` then lists one TPU, for models that choose their attention by it.
+    Does nothing unless the program is for a TPU. `jax.devices()` lists one TPU in the block, for
+    models that choose their attention by it.
     """
     if sharding.get_platform() != "tpu":
         yield
@@ -111,10 +112,11 @@ def attend_with_sinks(
 
 
 def _simplify_mask(mask: Tensor, batch: int) -> Tensor | None:
-    """Returns a mask in the form that `attention` takes; None if it differs by head.
+    """Returns a mask in the form that `attention` takes; None if it may differ by head.
 
     Args:
-        mask: a mask of keys and queries, which broadcasts to (batch, heads, time, key_time).
+        mask: (batch, time, key_time), or 4 dimensions that broadcast to (batch, heads, time,
+            key_time).
         batch: number of examples.
     """
     mask = mask[:, None] if len(mask.shape) == 3 else mask

@@ -12,8 +12,8 @@ transposed, (keys, queries), so that the maxima and sums of queries lie along th
 columns of queries may share a column of keys (Ainslie et al. 2023,
 https://arxiv.org/abs/2305.13245), which is read once for all of them.
 
-Everything is float32 between reading and writing, and the matrix unit rounds its factors to
-bfloat16 itself: v2 and v3 support no bfloat16 product in a kernel.
+Everything is float32 between reading and writing, because v2 and v3 support no bfloat16 product in
+a kernel. Unless the arrays are float32, the matrix unit itself rounds factors to bfloat16.
 """
 
 import functools
@@ -337,7 +337,7 @@ def _compute_shifts(
 
 
 def build_product(dtype: Any) -> Callable[..., jax.Array]:
-    """Returns a product of float32 matrices over a given axis of each, as precise as `dtype`."""
+    """Returns a function that multiplies float32 matrices as precisely as `dtype` needs."""
     # One pass of the matrix unit rounds to bfloat16. float32 takes several passes.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
 

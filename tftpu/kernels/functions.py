@@ -138,7 +138,7 @@ def _count_chunks(causal: bool) -> int:
 
 
 def takes_attention(query: Any, key: Any) -> bool:
-    """Returns whether `flash_attention` can be used; it cannot if time is sharded.
+    """Returns whether `flash_attention` can be used: only on TPUs, and only if time is not sharded.
 
     Args:
         query: (batch, time, heads, head_dim).
@@ -166,9 +166,9 @@ def is_cheaper(time: int | None, head_dim: int, causal: bool) -> bool:
 def _count_repeats(query: Tensor, key_heads: int, flash: Any) -> int:
     """Returns how often each key head must be repeated for the query heads that share it.
 
-    The kernel supports shared key heads only if a head fills a column of lanes. Those of long
-    float32 sequences need more memory than a core of older TPUs has. If heads are sharded, each
-    device needs at least one key head.
+    The kernel supports shared key heads only if a head fills a column of lanes. With long
+    float32 sequences, they need more memory than a core of older TPUs has. If heads are sharded,
+    each device needs at least one key head.
 
     Args:
         query: (batch, time, heads, head_dim).
@@ -224,7 +224,7 @@ def rotate_pairs(x: Tensor, cosine: Tensor, sine: Tensor, heads: int) -> Tensor:
 
     @ops.custom_gradient
     def turn(x):
-        def gradient(*upstream):  # is the rotation by the negative angle
+        def gradient(*upstream):  # rotates by the negative angle
             (upstream,) = upstream
             return rotate(upstream, cosine, -sine)
 

@@ -28,11 +28,11 @@ def forget_gathered(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_kept(primitive: Any, *_: Any, **fields: Any) -> bool:
-    """Returns whether the backward pass keeps a result; it keeps all but gathered weights.
+    """Returns whether a result is kept for the backward pass; gathered weights are recomputed.
 
-    JAX 0.10's `save_anything_except_these_names` would keep these as well. A gathered weight is the
-    result of a sharding constraint, which an op then names. Both are recomputed; otherwise the
-    constraint's result would be kept. The same holds for reshapes, casts and the like.
+    JAX 0.10's `save_anything_except_these_names` would keep them as well. A gathered weight is the
+    result of a sharding constraint, which an op then names. The results of both are recomputed, and
+    so are those of reshapes, casts and the like, because each could be a copy of the weight.
     """
     named = primitive.name == "name" and fields["name"] == GATHERED
     return not named and primitive.name not in _FORMS

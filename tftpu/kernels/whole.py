@@ -7,9 +7,9 @@ writes them. Their gradient is written in the same layout, with the bias's gradi
 split, joined, padded or copied between the matrix products. Sequences can have any length; 197
 tokens need no padding.
 
-Columns of 128 lanes and transposed scores as in `tftpu.kernels.flash`. Everything is float32
-between reading and writing, and the matrix unit rounds its factors to bfloat16 itself, so it also
-runs on v2 and v3, whose kernels support no bfloat16 product.
+Columns of 128 lanes and transposed scores are as in `tftpu.kernels.flash`. Everything is float32
+between reading and writing, so the kernel also runs on v2 and v3, which support no bfloat16 product
+in a kernel. Unless the arrays are float32, the matrix unit itself rounds factors to bfloat16.
 """
 
 import functools

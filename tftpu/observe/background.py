@@ -56,7 +56,7 @@ class Worker:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Waits until all calls have ended; returns False if that takes longer than `seconds`."""
+        """Waits until all calls have ended, or for `seconds`; returns whether they have ended."""
         done = threading.Event()
         if self._thread.ident is None:
             return True
@@ -90,7 +90,7 @@ class Worker:
 
 
 def open_services(options: TrainConfig, workdir: str) -> tuple[Writer, ...]:
-    """Returns the writers of the services that `options.writers` names, each in a thread.
+    """Returns the writers of the services that `options.writers` names, each with its own thread.
 
     Raises:
         UserError: the package of a service is not installed, or the service cannot start.
@@ -141,7 +141,7 @@ class Background(Writer):
         self._do(self._writer.flush, durable)
 
     def wait(self, seconds: float) -> bool:
-        """Waits until all calls have ended; returns False if that takes longer than `seconds`."""
+        """Waits until all calls have ended; see `Worker.wait`."""
         return self._worker.wait(seconds)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class Progress(NamedTuple):
         rate: examples per second on all devices.
         mfu: model FLOPs utilisation, from 0 to 1.
         eta: estimated seconds to the last step.
-        usd: cost so far.
+        usd: cost so far, in US dollars.
     """
 
     step: int
@@ -65,7 +65,7 @@ class Console(writers.Writer):
     def __init__(
         self, steps: int | None, start: int = 0, chips: int | None = None, *, live: bool = True
     ):
-        # Jupyter sets FORCE_COLOR, but moves no cursor.
+        # Jupyter sets FORCE_COLOR, although it cannot move a cursor, as a live line needs.
         forced = None if sys.stdout.isatty() else False
         self._console = _Terminal(
             soft_wrap=True, highlight=False, force_terminal=forced, force_jupyter=False
@@ -114,7 +114,7 @@ class Console(writers.Writer):
                 return
         text = writers.format_line(step, self._steps, split, scalars)
         if split == "train":
-            # The only line of a short run has means over its steps, not the values of the last one.
+            # The only line of a short run has means over its steps, not values of the last step.
             if step == self._steps and step - self._start > 1 and not self._has_trained:
                 text += f"  (means of {step - self._start} steps)"
             self._has_trained = True

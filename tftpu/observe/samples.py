@@ -11,7 +11,7 @@ _STRIP = 26  # height of the caption below an image, in pixels
 
 
 def is_image_batch(x: Any) -> bool:
-    """Returns whether features are a batch of images: (batch, height, width, 1 or 3)."""
+    """Returns whether features are images of at least 4 x 4: (batch, height, width, 1 or 3)."""
     return (
         not keras.tree.is_nested(x)
         and len(x.shape) == 4
@@ -39,7 +39,7 @@ def draw_captions(x: np.ndarray, y: Any, outputs: Any) -> np.ndarray:
     grey = np.broadcast_to(grey, (*grey.shape[:3], 3))
     factor = max(1, -(-_SIDE // min(grey.shape[1:3])))
     labels, guesses = find_classes(y), find_classes(outputs)
-    if np.shape(outputs)[1:] in ((), (1,)):  # a single number is not a class
+    if np.shape(outputs)[1:] in ((), (1,)):  # one number for each example is not a class
         guesses = None
     pictures = []
     for index, pixels in enumerate(grey):

@@ -134,7 +134,7 @@ def find_alerts(
 
     Args:
         sample: the last sample of the machine, by name; may be empty.
-        seconds: the seconds of each activity of the run since the last call, by name.
+        seconds: the seconds of each activity since the last call, by name, such as "input_wait".
         preprocessed: whether the model's own preprocessor is mapped over the data.
     """
     found = {}

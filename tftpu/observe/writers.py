@@ -28,7 +28,7 @@ HOST = "host"  # the split of goodput and telemetry, which `metrics.jsonl` leave
 
 
 class Writer:
-    """A sink. Its methods do nothing by default; steps never decrease within one run.
+    """A sink whose methods do nothing by default. Steps decrease only after `roll_back`.
 
     Attributes:
         failures: exceptions, besides OSError, of a failed write; they do not end a run.

@@ -8,7 +8,7 @@ import keras
 
 from tftpu.tensors import Tensor, ops
 
-CHUNK = 5632  # the largest number of classes whose logits are in memory at a time
+CHUNK = 5632  # about how many classes have their logits in memory at a time
 # The largest difference between a logit and the base, which is subtracted before exponentials: e^60
 # times a million still fits into float32.
 FAR = 60.0
@@ -117,7 +117,7 @@ class _Chunks:
     Attributes:
         classes: the number of classes.
         count: the number of chunks of a shard.
-        table: the matrix as (shards, rows of a shard, width), in its own dtype.
+        table: the matrix as (shards, rows of a shard, width), in the matrix's dtype.
         values: the chunks, (shards, count, rows of a chunk, width), in the compute dtype, with
             zeros that pad a shard.
     """
@@ -142,7 +142,7 @@ class _Chunks:
         return self.rows.shard(ops.where(inside, found, _NEVER))
 
     def mark_labels(self, labels: Tensor, index: Tensor) -> Tensor:
-        """Returns a mask of the logits of `compute_logits` that belong to the labels."""
+        """Returns which logits of `compute_logits` are those of the labels, bool of their shape."""
         first = index * self._size
         return _mark_labels(labels, self.rows.count, self._own, first, self._size)
 
@@ -358,7 +358,7 @@ def _differentiate(
     highest = over_classes(ops.max, logits)
     total = over_classes(ops.sum, ops.exp(logits - base[..., None]))
     true = over_classes(ops.sum, ops.where(is_true, logits, 0.0))
-    # If so, the caller repeats these tokens with the raised base. NaN never counts as far.
+    # If `far`, the caller repeats these tokens with the raised base. NaN never counts as far.
     far = ops.any(highest - base > FAR)
     log_sum = base + ops.log(total)
     plain = value = log_sum - true
@@ -389,7 +389,7 @@ def _mark_labels(labels: Tensor, parts: int, own: int, first: Tensor | int, coun
     The classes are `count` from `first` on in each of `parts` shards, which have `own` each.
     """
     row = labels - own * ops.arange(parts, dtype="int32")[:, None, None]
-    row = ops.where(row < own, row, -1)  # -1, or a later shard's label would match padding
+    row = ops.where(row < own, row, -1)  # -1: otherwise a later shard's label could match padding
     return row[..., None] == list_classes(first, count)
 
 
@@ -419,7 +419,7 @@ def _compute_label_logits(hidden: Tensor, table: Tensor, labels: Tensor) -> Tens
 
 
 def divide_classes(classes: int, parts: int) -> tuple[int, int]:
-    """Returns the number of chunks of a shard of the classes, and the number of classes in a chunk.
+    """Returns the number of chunks in a shard of the classes, and the number of classes in a chunk.
 
     There are `parts` shards. One chunk of each is computed at a time, about `CHUNK` classes in all.
     """

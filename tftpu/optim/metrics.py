@@ -26,7 +26,7 @@ class BitsPerToken(keras.metrics.SparseCategoricalCrossentropy):
 
 @keras.saving.register_keras_serializable("tftpu")
 class Accuracy(keras.metrics.MeanMetricWrapper):
-    """The fraction of examples whose largest logit is that of the label.
+    """The fraction of labels (one per example, or per token) whose class has the largest logit.
 
     Labels are class ids, or soft labels, whose most probable class counts as the label.
 

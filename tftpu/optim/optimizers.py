@@ -13,8 +13,8 @@ from tftpu.tensors import Tensor, ops
 
 _log = logging.getLogger(__name__)
 
-# Matches the last part of the path of variables without weight decay: biases, and the scales and
-# shifts of normalization layers. Keras searches for this pattern in the variable's name.
+# Pattern of the names of variables without weight decay: biases, and the scales and shifts of
+# normalization layers. Keras and `LARS` search for it in a variable's name.
 NO_DECAY = r"(^|/)(bias|gamma|beta|scale)(:\d+)?$"
 
 
@@ -24,10 +24,10 @@ def build(
     """Returns the optimizer of an experiment.
 
     Args:
-        config: name and hyper-parameters of the optimizer; a name alone gives an optimizer with its
-            class's default hyper-parameters.
-        global_batch_size: examples per step, which may scale the learning rate.
-        steps: the number of steps of the whole run, at which the learning rate's decay ends.
+        config: name and hyper-parameters of the optimizer. If it is a name alone, the optimizer's
+            default hyper-parameters and a constant learning rate are used.
+        global_batch_size: examples per step; `config.scaling` may scale the learning rate by it.
+        steps: the number of steps of the whole run; the learning rate's decay ends with them.
 
     Raises:
         UserError: an unknown name.

@@ -9,7 +9,7 @@ _AUTO = {"tpu": "mixed_bfloat16", "gpu": "mixed_float16", "cpu": "float32"}
 
 
 def choose_policy(name: str | None, platform: str) -> str:
-    """Returns the dtype policy of a precision on "tpu", "gpu" or "cpu"; None means the current."""
+    """Returns the dtype policy for a precision on "tpu", "gpu" or "cpu"; for None, the current."""
     if name is None:
         return keras.config.dtype_policy().name
     return _AUTO[platform] if name == "auto" else name
@@ -17,7 +17,7 @@ def choose_policy(name: str | None, platform: str) -> str:
 
 @contextlib.contextmanager
 def building_under(policy: str) -> Iterator[None]:
-    """Sets the dtype policy of the layers that are built within the block."""
+    """Sets Keras's global dtype policy within a `with` statement, and restores it afterwards."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:

@@ -13,8 +13,8 @@ def compute_peak_rate(config: OptimizerConfig, global_batch_size: int) -> float:
     """Returns the learning rate after the warmup.
 
     The scaling "linear" follows Goyal et al. 2017 (https://arxiv.org/abs/1706.02677), "sqrt"
-    Krizhevsky 2014 (https://arxiv.org/abs/1404.5997). The configured learning rate is meant for
-    steps of `base_batch_size` examples.
+    Krizhevsky 2014 (https://arxiv.org/abs/1404.5997). Both leave the configured learning rate
+    unchanged at a global batch of `base_batch_size`; "none" never changes it.
     """
     ratio = global_batch_size / config.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scaling]
@@ -23,7 +23,7 @@ def compute_peak_rate(config: OptimizerConfig, global_batch_size: int) -> float:
 
 @keras.saving.register_keras_serializable("tftpu")
 class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warmup from 0 to the peak, then a decay to `end_factor` of it at the last step.
+    """Linear warmup from 0 to a peak, followed by a decay until the last step.
 
     Args:
         peak: learning rate at the end of the warmup.
@@ -31,9 +31,9 @@ class WarmupDecay(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: steps of the warmup.
         decay: "constant", "cosine" (Loshchilov & Hutter 2016), "linear", "polynomial" (with
             exponent `power`), or "step": multiplied by `rate` at each of `boundaries`.
-        end_factor: fraction of the peak at which cosine, linear and polynomial decays end.
+        end_factor: final rate of cosine, linear and polynomial decay, as a fraction of the peak.
         power: exponent of the polynomial decay.
-        boundaries, rate: the steps at which "step" multiplies the learning rate, and the factor.
+        boundaries, rate: the steps at which "step" multiplies the learning rate, and its factor.
     """
 
     def __init__(

@@ -11,10 +11,10 @@ from tftpu.errors import counted
 from tftpu.preflight.pricing.cost import Cost
 from tftpu.preflight.program.hlo import Module
 
-LANES, SUBLANES = 128, 8  # dimensions of a vector register and of a tile in memory
-MAX_COMPILES = 12  # most compilations in a search for the largest batch
-ITERATIONS = 10_000  # fewest iterations of a loop that is worth advice
-WORTH = 0.05  # least share of the step's time that is worth advice about speed
+LANES, SUBLANES = 128, 8  # columns and rows of a TPU's vector register, and of a tile in memory
+MAX_COMPILES = 12  # maximum number of compilations in a search for the largest batch
+ITERATIONS = 10_000  # a loop with fewer iterations is not worth advice
+WORTH = 0.05  # a smaller share of the step's time is not worth advice about speed
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -28,7 +28,7 @@ class Lint:
         layer: name of the layer, "" for the step itself.
         problem: what is slow or wrong.
         fix: what to change.
-        step_share: fraction of the step's time that the layer, or only the problem, takes.
+        step_share: fraction of the step's time spent in the layer, or only on the problem.
     """
 
     layer: str
@@ -48,7 +48,7 @@ def parse_memory_error(error: str) -> tuple[int, int] | None:
         error: the message.
 
     Returns:
-        (bytes needed, bytes available), or None if the message has no figures.
+        (bytes needed, bytes available), or None if the message does not state them.
     """
     for pattern in (
         rf"\({_SIZE}\) exceeds available HBM \({_SIZE}\)",
@@ -77,7 +77,7 @@ def batch_step(examples: int, unit: int | None) -> int:
 def find_largest_batch(
     need: Callable[[int], tuple[bool, int]], failing: int, needs: int, limit: int, unit: int
 ) -> tuple[int, int]:
-    """Finds the largest per-core batch that fits, by bisection.
+    """Finds the largest per-core batch that fits, by bisection with at most 12 compilations.
 
     Memory is nearly proportional to the batch, so the first guesses interpolate. Near the limit the
     compiler trades time for memory, so every guess is compiled.
@@ -91,9 +91,9 @@ def find_largest_batch(
         unit: a number of which the batch must be a multiple.
 
     Returns:
-        The largest batch that fits, 0 if none does, and the smallest tried batch that does not.
+        The largest tried batch that fits (0 if none does), and the smallest that does not fit.
     """
-    # In multiples of `unit`; a batch of `low` fits, a batch of `high` does not.
+    # Both count multiples of `unit`: a batch of `low` fits, a batch of `high` does not.
     low, high = 0, -(-failing // unit)
     points = {high: needs}
     halved = True
@@ -110,7 +110,7 @@ def find_largest_batch(
 
 
 def _interpolate(points: dict[int, int], limit: int) -> int:
-    """Returns the batch that needs `limit` bytes by linear interpolation of two known batches."""
+    """Returns the batch estimated to need `limit` bytes, given the bytes of some batches."""
     near = sorted(points, key=lambda p: abs(points[p] - limit))[:2]
     if len(near) < 2 or points[near[0]] == points[near[1]]:
         return int(near[0] * limit / max(points[near[0]], 1))
@@ -119,7 +119,7 @@ def _interpolate(points: dict[int, int], limit: int) -> int:
 
 
 def find_lints(step: LoweredStep, cost: Cost, microbatch: int) -> list[Lint]:
-    """Returns avoidable causes of a slow step, findings about the step itself first.
+    """Returns avoidable causes of a slow step: first those in the whole step, then those in layers.
 
     Args:
         step: the step before compilation.
@@ -165,7 +165,7 @@ def _find_silent_kernels(cost: Cost) -> list[Lint]:
 
 def _find_partial_tiles(step: LoweredStep, microbatch: int) -> list[Lint]:
     padded = -(-microbatch // SUBLANES) * SUBLANES
-    # With attention, the rows of matrix products are tokens, not examples.
+    # With attention, rows of matrix products are tokens, so a small batch can fill the tiles.
     by_token = any("Attention" in kind for kind in step.layers.values())
     if by_token or 1 - microbatch / padded < WORTH:
         return []
@@ -187,9 +187,10 @@ def _find_emulated_float16(step: LoweredStep) -> list[Lint]:
 
 
 def _find_wasted_lanes(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers whose number of features leaves lanes empty, unless an output has that number.
+    """Finds layers whose number of features leaves 20 % or more of the lanes empty.
 
-    Only the largest kernel of a layer is checked, as an adapter's small kernels cost little.
+    Only the largest kernel of a layer is checked, as an adapter's small kernels cost little. The
+    number of features of a model's output is accepted, as the labels determine it.
     """
     outputs = {
         tensor.dims[-1]
@@ -228,7 +229,7 @@ def _compute_product_shares(cost: Cost, total: float) -> dict[str, float]:
 
 
 def _find_float32_products(step: LoweredStep, shares: dict[str, float]) -> list[Lint]:
-    """Finds layers with matrix products in float32."""
+    """Finds layers with matrix products in float32, if the model's policy is mixed_bfloat16."""
     if step.precision != "mixed_bfloat16":
         return []
     module = Module(step.forward)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 _GAP = 2  # spaces between columns
-_NARROWEST = 10  # least width of a column that wraps, in characters
+_NARROWEST = 10  # minimum width, in characters, of a column whose cells may take several lines
 
 
 def build_table(
@@ -16,14 +16,14 @@ def build_table(
     text: Sequence[str],
     wrapped: Sequence[str] = (),
 ) -> Table:
-    """Returns a table; one that is too wide for a line leaves out optional columns.
+    """Returns a table, without some of its optional columns if it would be too wide for a line.
 
     Args:
-        rows: cells by column, the same columns in each.
-        width: characters of a line.
-        optional: columns to leave out where the table is too wide, in this order.
+        rows: at least one row; the cells of each by column name, with the same columns in all.
+        width: width of a line, in characters.
+        optional: columns to leave out, in this order, until the table fits.
         text: columns that are aligned to the left.
-        wrapped: columns whose cells may take several lines. They are wrapped at spaces, or within
+        wrapped: columns whose cells may take several lines. Cells are wrapped at spaces, or within
             words if the table is too wide even without the optional columns.
     """
     least = {

@@ -11,8 +11,8 @@ from tftpu.errors import UserError, counted
 from tftpu.preflight.report import Report
 from tftpu.preflight.slice_report import SliceReport, Spent, describe_verdict
 
-MAX_CHANGES = 15  # most layers that are shown
-WORTH = 0.001  # share of the earlier step's time; layers that changed less are added up in one row
+MAX_CHANGES = 15  # most rows of a table of layers or of kinds of work
+WORTH = 0.001  # least change in time that gets a row, as a share of the earlier step's time
 _COLUMNS = ("before", "after", "difference", "")
 
 
@@ -24,7 +24,7 @@ class Named(NamedTuple):
 
 
 def print_comparison(before: Named, after: Named, console: Console) -> None:
-    """Prints the changes from one report to another, for each slice in both.
+    """Prints the changes from one report to another, for each slice that both have.
 
     Args:
         before, after: the reports.
@@ -53,7 +53,7 @@ def print_comparison(before: Named, after: Named, console: Console) -> None:
         if alone:
             lines += ["", f"Only in {side.name}: {', '.join(alone)}."]
     for line in lines:
-        # Brackets in shapes are not markup. A long line stays whole if the output is piped.
+        # Rich would read brackets in shapes as markup, and break long lines of piped output.
         console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
 
@@ -70,7 +70,7 @@ def _format_title(named: Named) -> str:
 def _compare_slice(
     before: SliceReport, after: SliceReport, first: Report, second: Report
 ) -> list[str | Table]:
-    """Returns tables that compare a slice's reports; `first` and `second` are the whole reports."""
+    """Returns tables and lines that compare one slice in two reports, `first` and `second`."""
     table = _build_table(after.slice)
     states = [describe_verdict(before), describe_verdict(after)]
     if states != ["fits", "fits"]:
@@ -96,7 +96,7 @@ class _Row(NamedTuple):
     after: float | None
     shown: Callable[[float], str]
     note: str = ""
-    # None: a change is shown in the figure's own format
+    # Formats the difference; if None, `shown` does.
     shown_change: Callable[[float], str] | None = None
 
     def format_cells(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _build_figures(
         ),
         _Row("cost/run", before.usd_per_run, after.usd_per_run, format_price),
     ]
-    if first.global_batch_size != second.global_batch_size:  # the steps do different work
+    if first.global_batch_size != second.global_batch_size:  # costs per step do not compare
         old, new = _compute_per_million(before, first), _compute_per_million(after, second)
         rows.insert(-1, _Row("cost/1M examples", old, new, format_price))
     return rows
@@ -151,7 +151,10 @@ def _compute_per_million(item: SliceReport, report: Report) -> float | None:
 def _build_changes(
     title: str, before: Sequence[Spent], after: Sequence[Spent], step_ms: float
 ) -> list[str | Table]:
-    """Returns the table of the layers or kinds whose time changed most, and a line on the rest."""
+    """Returns a table of the layers or kinds whose time changed most, and a line on all others.
+
+    Without a change that is worth a row, returns only the line.
+    """
     old, new = ({spent.name: spent.ms for spent in side} for side in (before, after))
     rows = [_Row(name, old.get(name), new.get(name), _format_time) for name in {**old, **new}]
     rows.sort(key=lambda row: -abs(_format_change(row)))

@@ -14,13 +14,13 @@ from tftpu.tensors import Nest
 
 
 def find_policy(model: keras.Model) -> str:
-    """Returns the dtype policy under which to build a copy of a model."""
+    """Returns the dtype policy for building a copy of a model; float32 if unsupported."""
     found = read_precision(model)
     return found if found in PRECISIONS else "float32"
 
 
 def read_precision(model: keras.Model) -> str:
-    """Returns the layers' dtype policy: a mixed one if any, else all policies joined by "and"."""
+    """Returns the layers' dtype policy: a mixed one if a layer has it, or all joined by "and"."""
     layers = keras_internals.list_layers(model)
     # If no layer has weights, as in a subclassed model before its first call, all layers count.
     weighted = [layer for layer in layers if layer.weights] or layers
@@ -30,15 +30,15 @@ def read_precision(model: keras.Model) -> str:
 
 
 def read_batch_spec(batch: Nest, find_model: Callable[[], keras.Model]) -> Nest:
-    """Returns the spec of a batch.
+    """Returns the spec of a batch: `tf.TensorSpec`s in place of its arrays.
 
     Args:
         batch: `(x, y)` or `(x, y, sample_weight)` of arrays or `tf.TensorSpec`s; or the number of
             examples: the model's inputs and loss then determine shapes and dtypes.
-        find_model: returns the compiled model; called only for a number of examples.
+        find_model: returns the compiled model; called only if `batch` is a number.
 
     Raises:
-        UserError: `batch` is a number, but the model does not determine the shapes.
+        UserError: `batch` is a number, but the model is not compiled or does not determine shapes.
     """
     if not isinstance(batch, numbers.Integral):
         return keras.tree.map_structure(_to_spec, batch)
@@ -62,7 +62,9 @@ def read_batch_spec(batch: Nest, find_model: Callable[[], keras.Model]) -> Nest:
 
 
 def refuse_other_shapes(model: keras.Model, batch_spec: Nest) -> None:
-    """Raises `UserError` for a batch that a model with one input and one output cannot take.
+    """Raises `UserError` if a batch's shapes do not fit the input or the loss of a model.
+
+    Models with several inputs or outputs, or without symbolic inputs, are not checked.
 
     Args:
         model: the compiled model.

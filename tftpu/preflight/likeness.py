@@ -11,7 +11,7 @@ from tftpu.blocks.structure import describe_value
 
 
 def find_difference(copy: keras.Layer, layer: keras.Layer, place: str = "it") -> str | None:
-    """Returns the first place in which a layer differs from its copy; None: they are alike.
+    """Returns the first place in which a layer differs from its copy; None if they are alike.
 
     State that the first call creates is ignored, because the copy lacks it. Keras's own layers are
     compared by their configs, and others by the attributes that the copy has.
@@ -47,7 +47,7 @@ def find_difference(copy: keras.Layer, layer: keras.Layer, place: str = "it") ->
 
 
 def is_of_keras(kind: Any) -> bool:
-    """Returns whether a class or function is Keras's, or Python's."""
+    """Returns whether a class or function belongs to Keras or to Python's built-ins."""
     return kind.__module__.partition(".")[0] in ("keras", "builtins")
 
 
@@ -95,7 +95,7 @@ def _compare(copy: Any, value: Any, place: str) -> str | None:
 
 def _describe(value: Any) -> Any:
     """Returns a representation of a value, the same for every value with the same meaning."""
-    if isinstance(value, types.FunctionType):  # each call of a constructor may define a new one
+    if isinstance(value, types.FunctionType):  # a constructor may define a new one at each call
         held = [_describe(cell.cell_contents) for cell in value.__closure__ or ()]
         return value.__code__, held
     if keras.ops.is_tensor(value) or isinstance(value, np.generic):

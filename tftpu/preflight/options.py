@@ -24,9 +24,10 @@ class PreflightOptions:
 
     Attributes:
         train: options of the trainer. The step depends on `gradient_accumulation_steps`,
-            `global_clipnorm` and `ema_momentum`.
+            `global_clipnorm`, `ema_momentum`, `remat` and `scan`.
         precision: dtype policy under which a function builds the model, as for
-            `tftpu.set_precision`; "auto" is mixed_bfloat16; None: Keras's current policy.
+            `tftpu.set_precision`; "auto" is mixed_bfloat16; None: Keras's current policy. For a
+            model that is already built, None or the model's policy.
         engine: name of the engine whose step is compiled, as for `tftpu.connect`; "auto" chooses
             the engine that a run with this mesh would use.
         mesh: axes and sizes for the JAX engine, as for `tftpu.connect`; with a size of -1, slices
@@ -44,7 +45,8 @@ class PreflightOptions:
             tries multiples of 8, which fill the tiles of a TPU's memory; smaller ones if necessary.
         recomputing: function that builds the same model with another `model.remat` in its config;
             None if the config has no such field, or already recomputes.
-        time_limit: seconds that one compilation may take.
+        time_limit: seconds that one compilation may take, in elapsed and in processor time: it is
+            stopped once both reach the limit.
         verbose: whether to show what the compiler writes to standard error.
     """
 

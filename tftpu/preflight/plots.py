@@ -14,10 +14,10 @@ from tftpu.preflight.program.lifetimes import Array, Lifetimes, Loop
 from tftpu.preflight.program.loops import Runs
 from tftpu.tpu.slices import Slice
 
-MAX_PLACES = 200  # most points of a memory curve
-MAX_POINTS = 60  # most instructions in a roofline
+MAX_PLACES = 200  # maximum number of points of a memory curve
+MAX_POINTS = 60  # maximum number of instructions in a roofline
 MAX_EXCHANGES = 20
-_LARGEST = 8  # most arrays that are shown at the peak
+_LARGEST = 8  # maximum number of arrays that are listed for the peak
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ class MemoryCurve:
             program.
         layers: the layer that runs where most bytes are in use, for each of these parts.
         arrays: the largest arrays at the peak that are not in `base`.
-        loops: the outermost loops.
+        loops: the outermost loops; their `first` and `last` are indices of `bytes`.
     """
 
     instructions: int
@@ -45,7 +45,7 @@ class MemoryCurve:
 
     @property
     def peak(self) -> int:
-        """The index of the point of the curve with the most bytes in use."""
+        """The index in `bytes` at which the most bytes are in use."""
         return self.bytes.index(max(self.bytes))
 
 
@@ -200,7 +200,7 @@ def _list_exchanges(module: Module, cost: Cost, target: Slice) -> list[Exchange]
         if collectives.is_end(instruction, within):
             if key in running:
                 running.pop(key).waited_ms += price.seconds * 1e3
-        elif key not in running:  # running collectives are already counted
+        elif key not in running:  # a running collective was counted at its start
             opcode = _name_opcode(inside[0][0])
             exchange = found.setdefault((opcode, price.layer), Exchange(opcode, price.layer))
             exchange.count += times

@@ -49,18 +49,18 @@ class Report:
 
     @property
     def cheapest(self) -> SliceReport | None:
-        """The slice on which the run costs the least; None if no price is known."""
+        """The report of the slice where a step costs the least; None if no price is known."""
         return min(
             self._list_priced(), key=lambda s: _to_sortable(s.usd_per_1000_steps), default=None
         )
 
     @property
     def fastest(self) -> SliceReport | None:
-        """The slice with the shortest step; None if no time is known."""
+        """The report of the slice with the shortest step; None if no time is known."""
         return min(self._list_priced(), key=lambda s: _to_sortable(s.step_ms), default=None)
 
     def ranked(self) -> list[SliceReport]:
-        """Returns the slices, the cheapest first; those without a known price are last."""
+        """Returns the slices' reports, the cheapest first; those without a known price are last."""
         return sorted(self.slices, key=lambda item: _to_sortable(item.usd_per_1000_steps))
 
     def to_json(self) -> str:
@@ -94,21 +94,21 @@ class Report:
         )
         for part in [self.title(), overview, *details, *self.evidence()]:
             for line in [part] if isinstance(part, str) else _list_rows(part, console):
-                # Brackets in shapes are not markup. A long line stays whole if it is piped.
+                # Rich would read brackets in shapes as markup, and break long lines of a pipe.
                 console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
     def _list_priced(self) -> list[SliceReport]:
         return [item for item in self.slices if item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
-        """Returns the remark on one of several slices: "cheapest", "fastest", both or ""."""
+        """Returns the remark on a slice in the table: "cheapest", "fastest", both or ""."""
         if len(self._list_priced()) == 1:
             return ""
         marks = (("cheapest", self.cheapest), ("fastest", self.fastest))
         return ", ".join(mark for mark, best in marks if best is item)
 
     def title(self) -> str:
-        """Returns the first line, which names what was checked."""
+        """Returns the report's first line, with batch, precision, model size and steps."""
         run = f", {self.steps:,} steps" if self.steps else ""
         batch = f"{self.global_batch_size:,}"
         built = [item for item in self.slices if item.parameters is not None]

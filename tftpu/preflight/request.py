@@ -26,7 +26,7 @@ def parse_slices(names: Iterable[str]) -> list[Slice]:
     """Returns the slices with the given names, each once.
 
     Raises:
-        UserError: no slice is given, or one of them does not exist.
+        UserError: `names` is not a list of names, is empty, or names a slice that does not exist.
     """
     given: list[Any] = [None]
     if isinstance(names, Iterable) and not isinstance(names, str):

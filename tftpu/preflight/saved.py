@@ -11,7 +11,7 @@ from tftpu.storage import side_files
 from tftpu.tpu.slices import parse_slice
 from tftpu.version import __version__
 
-_SMALLEST, _LARGEST = 1e-15, 1e24  # a number outside of these is damaged, except 0
+_SMALLEST, _LARGEST = 1e-15, 1e24  # other numbers, except 0, mean that a report is damaged
 
 
 def read_report(path: str) -> Report:
@@ -21,7 +21,8 @@ def read_report(path: str) -> Report:
         path: the path of the file, local or remote.
 
     Raises:
-        UserError: there is no such file, it is not a report, or another version wrote it.
+        UserError: there is no such file, it cannot be read, is damaged or is not a report, or
+            another version of tftpu wrote it.
     """
     if not side_files.is_there(path):
         raise UserError(f"There is no report {path}.")

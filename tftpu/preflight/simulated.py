@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def simulated_slice(name: str) -> "TensorFlowEngine":
-    """Returns an engine of the real TPUStrategy, with made-up metadata of a slice.
+    """Returns an engine with the real TPUStrategy, given made-up metadata of a slice.
 
     Tracing a step with it finds what fails on a TPU: a variable that may not be assigned in replica
     context, an op that only a host can run, a dynamic shape, a string.

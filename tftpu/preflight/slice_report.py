@@ -18,7 +18,7 @@ ROOM = 0.9  # largest share of the memory for arrays that do not depend on the b
 
 @dataclasses.dataclass
 class Spent:
-    """The part of a step that a layer, a kind of work or an instruction takes.
+    """The time that a layer, a kind of work or an instruction takes in a step.
 
     Attributes:
         name: the layer, kind or instruction.
@@ -45,12 +45,12 @@ class SliceReport:
     Attributes:
         slice: name of the slice.
         replicas: number of devices; without a mesh, each gets one shard of the global batch.
-        per_core_batch: examples per replica and step.
+        per_core_batch: examples per step in one shard of the global batch.
         parameters: number of parameters of the model; `trained_parameters`: of the trained ones.
         compiles: whether the step can be compiled for this slice, even if it needs too much memory;
             if not, `error` says why.
-        undecided: whether there is no answer: the time limit passed, or the compiler crashed.
-        fits: whether the step compiled within the memory.
+        undecided: whether the time limit passed or the compiler crashed, so the result is unknown.
+        fits: whether the step compiled and fits into HBM and the host's memory.
         error: the compiler's error message, or why the run cannot use this slice.
         compile_seconds: duration of the compilation.
         mesh: axes and sizes of the mesh of devices; "" if each device holds the whole model.
@@ -69,7 +69,8 @@ class SliceReport:
         step_ms: predicted time; `step_ms_low` and `step_ms_high` are the ends of its range.
         roofline_ms: time at peak FLOP/s or peak bandwidth, whichever is longer. No program is
             faster.
-        collective_ms: predicted time of the collectives, included in `step_ms`.
+        collective_ms: predicted time of the collectives that no other work hides, included in
+            `step_ms`.
         examples_per_second: on the whole slice.
         tokens_per_second: on the whole slice, if each token of an example has a label.
         flops: FLOPs of the program's dots and convolutions, over all iterations of loops.
@@ -285,7 +286,7 @@ def fill_state(report: SliceReport, held: StateBytes, target: Slice) -> None:
 
 
 def suggest_for_state(report: SliceReport, held: StateBytes, target: Slice) -> list[str]:
-    """Returns changes that make the state of a device smaller, or its memory larger.
+    """Returns advice on changes that make the state of a device smaller, or its memory larger.
 
     Args:
         report: the report of the slice; its `mesh` says how the state is sharded.

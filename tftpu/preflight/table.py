@@ -34,7 +34,7 @@ def build_overview(rows: Sequence[tuple[SliceReport, str]], with_run: bool, widt
     Args:
         rows: the slices in the order of the table, each with its remark.
         with_run: whether to show the time and cost of the run.
-        width: characters of a line; columns that do not fit are left out.
+        width: width of a line, in characters; if necessary, columns are left out.
     """
     cells = [format_cells(item, remark, with_run) for item, remark in rows]
     return build_table(cells, width, _OPTIONAL, _TEXT)

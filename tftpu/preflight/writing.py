@@ -73,11 +73,11 @@ def check_writing(
         rows: number of texts that a device writes at once.
         precision: dtype policy under which the model is built.
         prices: US dollars per chip-hour by generation; they replace the list prices.
-        time_limit: seconds that one compilation may take.
+        time_limit: seconds that one compilation may take, as for `PreflightOptions`.
         verbose: whether to show what the compiler writes to standard error.
 
     Raises:
-        UserError: a slice does not exist, the model does not predict the next token, or this
+        UserError: an argument is invalid, the model does not predict the next token, or this
             machine has no TPU compiler.
     """
     request.refuse_model_fn(model_fn)

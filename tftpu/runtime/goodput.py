@@ -78,7 +78,7 @@ class Clock:
 
     @contextmanager
     def spend(self, on: str) -> Iterator[None]:
-        """Assigns the time of the block to a part, except for the blocks nested in it."""
+        """Assigns the time of a `with` block to a part, except the time of nested blocks."""
         before = self.turn_to(on)
         try:
             yield
@@ -108,7 +108,7 @@ class Clock:
         return sum(self.sum_seconds().values())
 
     def count(self, examples: int, seconds: float) -> None:
-        """Adds a device loop to the throughput."""
+        """Adds the examples and the duration of a device loop to the throughput."""
         self._examples += examples
         self._loops += seconds
 
@@ -241,7 +241,7 @@ class Account:
 
     Attributes:
         clock: the clock of this process.
-        facts: the progress of the run that was last written.
+        facts: the progress of the run, as last written by this process or an earlier one.
         reached: the last step known to have been trained, by this process or an earlier one.
         repeated_steps: steps trained more than once.
         continues: whether an earlier process wrote an account in the workdir.
@@ -295,7 +295,7 @@ class Account:
         return total
 
     def write(self, state: str, facts: Facts) -> None:
-        """Writes `goodput.json`, from any thread; a failure is only logged, once.
+        """Writes `goodput.json`, from any thread; raises nothing, and logs only the first failure.
 
         Args:
             state: the state of the run: RUNNING, FINISHED, STOPPED, PREEMPTED or FAILED.
@@ -411,7 +411,7 @@ def _read_uptime() -> float:
 
 
 def compute_share(seconds: Mapping[str, float], part: str) -> float:
-    """Returns the share of a part in the sum of all parts; 0 if that is 0."""
+    """Returns the share of a part in the sum of all parts; 0 if the sum is 0."""
     total = sum(seconds.values())
     return seconds[part] / total if total else 0.0
 

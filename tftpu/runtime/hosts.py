@@ -47,7 +47,7 @@ class Task:
 
 
 def read_task() -> Task:
-    """Reads this process's task from TF_CONFIG, without which the process trains alone.
+    """Reads this process's task from TF_CONFIG; if it is not set, the process trains alone.
 
     Raises:
         UserError: TF_CONFIG cannot be parsed, names tasks other than a chief and workers, or has
@@ -96,15 +96,15 @@ def report_waiting(place: Task, seconds: float) -> None:
 
 
 def reported_if_long(place: Task, seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Reports that this process waits for the others, if the block takes some seconds."""
+    """Logs that this process waits, for up to `seconds`, if the `with` block takes over 5 s."""
     return slow.reporting_after(_LONG, report_waiting, place, seconds)
 
 
 @contextlib.contextmanager
 def ended_if_alone(place: Task, seconds: float) -> Iterator[None]:
-    """Ends this process, with exit code 1, if it waits for the others longer than these seconds.
+    """Ends this process, with exit code 1, if the `with` block takes longer than `seconds`.
 
-    For code that lets no Python thread run while it waits: the wait is reported before it begins,
+    For a wait for other hosts in which no Python thread can run: it is reported before it begins,
     and a thread of `faulthandler`, which needs no interpreter, ends the process.
     """
     report_waiting(place, seconds)

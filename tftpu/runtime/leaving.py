@@ -6,7 +6,7 @@ from typing import NoReturn
 
 _ERASE_BELOW = b"\r\x1b[J"
 
-_live_on: set[int] = set()  # descriptors of terminals with the cursor at a progress line's start
+_live_on: set[int] = set()  # descriptors of terminals that show a live line of progress
 
 
 def note_live_line(descriptor: int) -> None:

@@ -12,7 +12,7 @@ _NOTES = (b"I0000 ", b"before absl::InitializeLog", b" meta_optimizer.cc:")
 
 @contextlib.contextmanager
 def without_notes(hidden: tuple[bytes, ...] = _NOTES) -> Iterator[None]:
-    """Hides some lines that TensorFlow's C++ code writes to stderr; prints the rest.
+    """Hides some lines written to stderr in a `with` block; prints the others at its end.
 
     Args:
         hidden: texts; each line that contains one of them is hidden.

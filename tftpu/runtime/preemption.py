@@ -39,8 +39,9 @@ class PreemptionNotice:
     """A context manager that records a notice to stop in `requested`, for the loop to act on.
 
     A second signal ends the process at once, unless it repeats the first within a moment. So does
-    the end of the grace period, except after Ctrl-C, which announces no shutdown of the machine.
-    Only the main thread receives signals; in other threads, only maintenance events are noticed.
+    the end of the grace period, except after Ctrl-C, which announces no shutdown of the machine. A
+    notebook or console is never ended. Outside of the main thread, only maintenance events are
+    noticed, because only the main thread receives signals.
 
     Args:
         grace_seconds: seconds from the notice to the end of the process.
@@ -181,9 +182,10 @@ class PreemptionNotice:
 
 @contextlib.contextmanager
 def exit_on_notice() -> Iterator[None]:
-    """Exits with code 75 on SIGTERM within the block, for code that has nothing to save.
+    """Exits with code 75 on SIGTERM in a `with` block, for code that has nothing to save.
 
-    By this code, a launcher knows that the machine was preempted, and runs the command again.
+    The exit code tells a launcher that the machine was preempted, so it runs the command again.
+    Outside of the main thread, this has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -201,7 +203,7 @@ def exit_on_notice() -> Iterator[None]:
 
 
 def on_google_cloud() -> bool:
-    """Returns whether there is a metadata server; GCE_METADATA_HOST may name one."""
+    """Returns whether this is a machine of Google Cloud, or GCE_METADATA_HOST names a server."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
     with contextlib.suppress(OSError, ValueError):
@@ -210,11 +212,14 @@ def on_google_cloud() -> bool:
 
 
 def fetch_maintenance_event() -> str | None:
-    """Returns the event that the metadata server announces for this machine, or None."""
+    """Returns the event that the metadata server announces for this machine, or None.
+
+    A server that cannot be reached counts as announcing none.
+    """
     quiet = {"maintenance-event": "NONE", "preempted": "FALSE"}
     for key, nothing in quiet.items():
-        # The next try may succeed, whatever failed now. ValueError means that the host's name is
-        # invalid.
+        # Failures are ignored, because the next request may succeed. ValueError means that the
+        # host's name is invalid.
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             text = _fetch_metadata(f"/computeMetadata/v1/instance/{key}")
             if text and text != nothing:

@@ -14,7 +14,7 @@ _FIRST, _LONGEST = 5.0, 60.0  # seconds to the first line, and the most between 
 
 @contextlib.contextmanager
 def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Calls `report(*arguments)` in a thread if the block takes longer than `seconds`."""
+    """Calls `report(*arguments)` in a thread if the `with` block takes longer than `seconds`."""
     timer = threading.Timer(seconds, report, arguments)
     timer.daemon = True
     timer.start()
@@ -26,7 +26,7 @@ def reporting_after(seconds: float, report: Callable[..., None], *arguments: Any
 
 @contextlib.contextmanager
 def reporting_if_slow(doing: str) -> Iterator[None]:
-    """Prints `doing` after 2 s of the block, then its seconds as `counting_seconds` does."""
+    """Prints `doing` to stderr after 2 s of the `with` block; then acts as `counting_seconds`."""
     with reporting_after(_SLOW, report_activity, doing), counting_seconds(doing):
         yield
 
@@ -38,8 +38,8 @@ def report_activity(doing: str) -> None:
 
 @contextlib.contextmanager
 def counting_seconds(doing: str) -> Iterator[None]:
-    """Prints the seconds that the block has taken: after 5, 10, 20, 40, 80, then each minute."""
-    # Another descriptor, as the block may hide what libraries write to standard error.
+    """Prints the seconds of the `with` block so far, after 5, 10, 20, 40, 80, then each minute."""
+    # A copy of the descriptor, because the `with` block may redirect standard error.
     descriptor = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
     ended = threading.Event()
     arguments = (doing, descriptor, ended)

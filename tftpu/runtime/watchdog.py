@@ -17,11 +17,11 @@ _GIL_SECONDS = 30.0
 class Watchdog:
     """A context manager that ends the process when no step finishes for some time.
 
-    It starts at the first `beat`, so that the first step may compile for any time; later compiling
-    is wrapped in `paused`.
+    It starts at the first `beat`, so that the first step may compile for any time; later
+    compilations must run in `paused`.
 
     Args:
-        seconds: the time without a beat after which the process ends; must exceed the time
+        seconds: the time without a `beat` after which the process ends; must exceed the time
             of an evaluation and of a checkpoint. None: the process is never ended.
     """
 
@@ -61,7 +61,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pauses the watchdog within the block, which may take any amount of time."""
+        """Pauses the watchdog in a `with` block, which may take any amount of time."""
         if self._last is None:
             yield
             return

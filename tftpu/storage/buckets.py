@@ -1,8 +1,8 @@
-"""Reads and writes files in Cloud Storage buckets with Google's client, alone or in sets.
+"""Reads and writes files in Cloud Storage buckets with Google's client.
 
-Requests are retried by the policy of `retry`: on 429, 5xx, broken connections and bodies that do
-not match their checksum. An upload above 8 MiB continues after the last part that arrived. When an
-interrupted upload of a set is repeated, it sends only the missing files.
+Requests are retried on status 429 and 5xx, broken connections, and bodies that do not match their
+checksum; see `retry`. An upload above 8 MiB continues after the last part that arrived. When an
+interrupted upload of several files is repeated, it sends only the missing files.
 
 `files` has the operations that also work on local paths. TensorFlow uses its own client for the
 files that it reads and writes itself: data sets, events, profiles.
@@ -142,7 +142,7 @@ def exists(uri: str) -> bool:
 
 
 def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str, Stored]:
-    """Uploads a set of files, several at a time; skips files that are there with the same content.
+    """Uploads files, several at a time; skips those that the folder has with the same content.
 
     Args:
         paths: local files, by the names they get in the folder.
@@ -181,7 +181,7 @@ def upload(paths: Mapping[str, str | os.PathLike[str]], folder: str) -> dict[str
 def download(
     expected: Mapping[str, Stored | None], folder: str, target: str | os.PathLike[str]
 ) -> dict[str, Path]:
-    """Downloads a set of files, several at a time; each appears complete and verified.
+    """Downloads files, several at a time; each appears complete and verified.
 
     Files in the target that match already are skipped.
 
@@ -204,7 +204,7 @@ def download(
 
 
 def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
-    """Downloads one file; see `download`."""
+    """Downloads one file to `path`, as `download` does, and returns the path."""
     if expected is None:
         expected = look_up(uri)
     if path.exists() and describe_file(path)[:2] == expected[:2]:
@@ -220,7 +220,7 @@ def fetch(uri: str, path: Path, expected: Stored | None = None) -> Path:
 
 
 def fetch_into(uri: str, path: Path, expected: Stored) -> None:
-    """Downloads one file to a temporary path, syncs it and verifies it."""
+    """Downloads one file, syncs it, and raises `UserError` if it is not as expected."""
     blob = _build_blob(uri)
 
     def fetch_whole() -> None:
@@ -264,7 +264,7 @@ def read(uri: str) -> bytes:
 
 
 def read_range(uri: str, first: int, count: int | None = None) -> bytes:
-    """Returns `count` bytes of a file (None: all) from an offset on. Raises as `read` does."""
+    """Returns `count` bytes of a file from an offset, or all up to its end. Raises as `read`."""
     from google.api_core import exceptions
 
     if count == 0:
@@ -441,7 +441,7 @@ def find_location(bucket: str) -> str:
 
 
 class _ObjectReader(io.RawIOBase):
-    """A raw file that reads an object, for Python's buffered reader."""
+    """An unbuffered file that reads an object in a bucket; the size is that at opening."""
 
     def __init__(self, uri: str):
         self._uri = uri

@@ -35,7 +35,7 @@ def is_remote(path: StrPath) -> bool:
 def is_inside(name: str) -> bool:
     """Returns whether a name, relative to a folder, stays inside the folder.
 
-    The names `../x`, `/x` and `gs://b/x` do not. Names that are read from a file cannot be trusted.
+    The names `../x`, `/x` and `gs://b/x` do not stay inside; names from a file may be like these.
     """
     parts = name.split("/")
     return (
@@ -99,7 +99,7 @@ def join(*parts: StrPath) -> str:
 
 
 def make_folder(folder: StrPath) -> None:
-    """Creates a folder and those above it, which survive a crash of the machine."""
+    """Creates a local folder and its parents, durably; does nothing for a bucket."""
     if is_remote(folder):  # a bucket has objects, but no folders
         return
     missing = [path for path in (Path(folder), *Path(folder).parents) if not path.exists()]
@@ -254,7 +254,7 @@ def find_size(path: StrPath) -> int | None:
 
 
 def list_names(folder: StrPath) -> list[str]:
-    """Returns the sorted names in a folder, or none if it does not exist."""
+    """Returns the sorted names of the files and folders in a folder; [] if it does not exist."""
     try:
         if is_remote(folder):
             return sorted({*itertools.chain(*buckets.list_names(str(folder)))})
@@ -264,7 +264,7 @@ def list_names(folder: StrPath) -> list[str]:
 
 
 def list_folder(folder: StrPath) -> tuple[list[str], list[str]]:
-    """Returns the sorted names of the files in a folder, and those of the folders in it."""
+    """Returns the sorted names of the files in a folder, and those of the folders; may be empty."""
     if is_remote(folder):
         try:
             return buckets.list_names(str(folder))

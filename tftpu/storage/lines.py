@@ -33,6 +33,7 @@ class Lines:
 
     Raises:
         OSError: the file cannot be read or changed.
+        ChangedError: another process wrote the object in the bucket meanwhile.
     """
 
     def __init__(self, path: str, resumed_at: int | None = None):
@@ -45,7 +46,7 @@ class Lines:
             self._place.change(lambda data: keep_up_to(path, data, resumed_at))
 
     def append(self, text: str) -> None:
-        """Adds lines, which the next `flush` writes."""
+        """Adds lines for the next `flush`; drops them if too many could not be written before."""
         data = text.encode(errors="backslashreplace")
         if len(self._pending) + len(data) > LIMIT:
             self._lost += data.count(b"\n")

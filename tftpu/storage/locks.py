@@ -48,10 +48,10 @@ _held: dict[str, WorkdirLock] = {}  # the locks of this process, by the absolute
 
 @contextlib.contextmanager
 def locked(workdir: files.StrPath) -> Iterator[None]:
-    """Creates a workdir and locks it for one run until the end of the block.
+    """Creates a workdir and locks it for one run until the end of the `with` block.
 
-    Blocks of one process may be nested. If the block creates a folder on disk and leaves it empty,
-    for example because the run was rejected, the folder is removed.
+    Such blocks of one process may be nested. A workdir on disk that is new and still empty at the
+    end, for example because the run was rejected, is removed.
 
     Raises:
         LockedError: another process holds the lock.

@@ -47,12 +47,12 @@ class OwnFile:
         claim = locks.find_lock(self._workdir)
         if self._generation is None or claim is not self._claim:
             generation = buckets.read_newest(self.path)[1]
-            # Checked afterwards, so that the generation is not the next owner's.
+            # If the lock was lost before the read, the generation may be the next owner's.
             locks.check_lock(self._workdir)
             self._claim, self._generation, self._unsure = claim, generation, b""
 
     def take(self, **fields: type) -> dict[str, Any] | None:
-        """Reads the JSON file with `side_files.take`, which renames a damaged file."""
+        """Returns the file's JSON object, or None; renames a damaged file, as `side_files.take`."""
         record = side_files.take(self.path, **fields)
         if record is None and self._generation:
             self._generation = None
@@ -62,9 +62,9 @@ class OwnFile:
         """Writes the file atomically; returns when it is durable.
 
         Raises:
-            ChangedError: another process wrote it meanwhile; its content stays.
+            ChangedError: another process wrote the file meanwhile; that content stays.
             LockLostError: this process lost the workdir.
-            OSError: it could not be written.
+            OSError: the file could not be written.
         """
         if not files.is_remote(self.path):
             files.write_whole(self.path, data)
@@ -88,7 +88,7 @@ class OwnFile:
         self._generation, self._unsure = 0, b""
 
     def _remove_seen(self) -> bool:
-        """Removes the recorded generation of the object; returns whether a newer one exists."""
+        """Removes the recorded generation, or raises `_StaysError`; returns whether one is left."""
         if self._generation:
             buckets.discard(self.path, self._generation)
         left = buckets.read_newest(self.path)[1]

@@ -20,7 +20,7 @@ from tftpu.errors import UserError
 _log = logging.getLogger(__name__)
 
 BEAT = 10.0  # seconds between two renewals of a lock
-EXPIRES = 60.0  # seconds without a renewal after which a lock is broken
+EXPIRES = 60.0  # seconds without a renewal after which another process may take over a lock
 
 
 class LockedError(UserError):
@@ -94,7 +94,7 @@ class Owner:
 
     @property
     def is_near(self) -> bool:
-        """True if the owner is or was a process that this machine's kernel can look up."""
+        """True if the owner belongs to this boot of this machine and this process id namespace."""
         return bool(self.space) and self.space == _identify_space()
 
     @property
@@ -107,13 +107,13 @@ class Owner:
 
 
 def is_alive(look: Callable[[], bytes | None], say: Callable[[str], None]) -> bool:
-    """Returns whether the owner of a lock is alive; watches it for up to `EXPIRES` seconds.
+    """Returns whether the owner of a lock is alive.
 
-    Only the watcher's own clock counts: those of two machines may differ.
+    Waits up to `EXPIRES` seconds for a heartbeat of a process that this machine cannot look up.
 
     Args:
         look: a function that returns the content of the lock, or None once the lock is gone.
-        say: a function that reports why the call takes time.
+        say: a function that is called with the reason why the call takes time.
     """
     first = look()
     if first is None:
@@ -140,7 +140,7 @@ def warn_of(workdir: Any) -> Callable[[str], None]:
 
 
 def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
-    """Returns the error for a workdir that another process has locked."""
+    """Returns the error for a workdir that another process has locked; `known`: its owner."""
     return LockedError(
         f"The folder '{workdir}' is held by {known or 'another process'}: wait for that process, "
         "or choose another folder."
@@ -148,7 +148,7 @@ def build_locked_error(workdir: Any, known: Owner | None) -> LockedError:
 
 
 def build_lost_error(workdir: Any, what: str) -> LockLostError:
-    """Returns the error for a workdir whose lock this process lost."""
+    """Returns the error for a workdir whose lock this process lost; `what`: how it was lost."""
     return LockLostError(
         f"The folder '{workdir}' {what} while this run was writing to it. The run ends here, so "
         "that it does not mix its files with those of another run."
@@ -157,7 +157,7 @@ def build_lost_error(workdir: Any, what: str) -> LockLostError:
 
 @functools.cache
 def _identify_space() -> str:
-    """Returns an id of the machine's boot and of its process number namespace; "" if unknown."""
+    """Returns an id of the machine's boot and the process id namespace; "" if it is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -166,7 +166,7 @@ def _identify_space() -> str:
 
 
 def _read_start_time(process: int) -> int:
-    """Returns the start time of a process in the kernel's ticks; -1 if there is no process."""
+    """Returns the start time of a process, in clock ticks since boot; -1 if it has ended."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -26,7 +26,7 @@ def from_slices(slices: Sequence[slice], shape: Sequence[int]) -> Region:
 
 
 def to_slices(region: Region, origin: Region | None = None) -> tuple[slice, ...]:
-    """Returns the slices that select a region, relative to the start of the region `origin`."""
+    """Returns the slices that select a region from an array, or from its region `origin`."""
     starts = [first for first, _ in origin or ((0, 0),) * len(region)]
     return tuple(slice(first - s, last - s) for (first, last), s in zip(region, starts))
 

@@ -1,4 +1,4 @@
-"""The retry policy for requests to buckets, by Google's client and by TensorFlow."""
+"""The policy for retries of requests to buckets, by Google's client and by TensorFlow."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ class Policy:
 
     Attributes:
         seconds: time limit, after which the last error is raised.
-        first_wait: seconds before the second try; doubled after each.
+        first_wait: maximum seconds before the second try; doubled after each try.
         longest_wait: maximum seconds between two tries.
     """
 
@@ -74,8 +74,8 @@ def call(
 def for_google_client(target: str) -> "Retry":
     """Returns the policy by which Google's client retries requests and chunks of uploads.
 
-    Writes are retried as well, because repeating one is safe: it requires a generation and so takes
-    effect once, or it replaces any content.
+    Writes are retried as well. Repeating one is safe: it either requires a generation of the object
+    and so takes effect once, or replaces any content.
 
     Args:
         target: the address that is requested, for the log.

@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
 
 def parse_header(header: bytes) -> list[Entry]:
-    """Returns the arrays of a header in the order of their bytes; `header` includes its length.
+    """Returns the arrays of a header in the order of their bytes; `header` begins with its length.
 
     Raises:
         ValueError: the header is not valid, or its arrays overlap or leave gaps.
@@ -137,10 +137,10 @@ def _place(entry: Entry) -> tuple[int, int]:
 
 
 def _build_entry(name: str, value: object) -> Entry:
-    """Returns one array of a header.
+    """Returns the `Entry` of an array from its name and its JSON value in the header.
 
     Raises:
-        ValueError: its description is not valid.
+        ValueError: the JSON value is not valid.
     """
     name.encode()  # raises for a lone surrogate, which could not be printed
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):

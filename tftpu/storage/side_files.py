@@ -19,11 +19,11 @@ from tftpu.storage import files
 _log = logging.getLogger(__name__)
 _SEAL = re.compile(rb', "crc32c": "([0-9a-f]{8})"\}\Z')
 
-DAMAGED = ".damaged"  # suffix of files that were set aside because they are damaged
+DAMAGED = ".damaged"  # suffix that is added to the name of a damaged file
 
 
 def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
-    """Reads a JSON object; returns None if the file is missing or, with a warning, damaged.
+    """Returns a file's JSON object; None if the file is missing or, with a warning, not readable.
 
     Args:
         path: the path of the file, local or remote.
@@ -38,7 +38,7 @@ def read(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
 
 
 def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
-    """Reads a file as `read` does, for the run that writes it; renames a damaged file."""
+    """Returns what `read` returns, and renames a damaged file; for the writer of the file."""
     try:
         return _read(path, fields)
     except OSError as error:  # a disk or bucket that fails does not mean damaged content
@@ -49,7 +49,7 @@ def take(path: files.StrPath, **fields: type) -> dict[str, Any] | None:
 
 
 def take_text(path: files.StrPath) -> str | None:
-    """Returns the text of a small file; None if it is missing, or damaged and therefore renamed."""
+    """Returns a file's line of ASCII text; None if it is missing, or damaged and so renamed."""
     if not is_there(path):
         return None
     try:
@@ -89,7 +89,7 @@ def is_there(path: files.StrPath) -> bool:
 
 
 def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None:
-    """Returns the object, or None; raises OSError, ValueError or RecursionError."""
+    """Returns what `read` returns, but raises OSError, ValueError or RecursionError on failure."""
     if not is_there(path):
         return None
     record = json.loads(read_content(path).decode())
@@ -104,7 +104,7 @@ def _read(path: files.StrPath, fields: dict[str, type]) -> dict[str, Any] | None
 
 
 def read_content(path: files.StrPath) -> bytes:
-    """Returns the content of a regular file; raises OSError or ValueError."""
+    """Returns a file's content; raises OSError, or ValueError if it is not a regular file."""
     # Only regular files are read, because reading a pipe would wait forever.
     if not files.is_remote(path) and not os.path.isfile(path):
         raise ValueError("it is not a regular file")
@@ -120,7 +120,7 @@ def seal(text: str) -> bytes:
 
 
 def check_seal(data: bytes) -> bool:
-    """Returns whether a text has a checksum from `seal`; raises ValueError if it does not match."""
+    """Returns whether data have a checksum from `seal`; raises ValueError if it does not match."""
     found = _SEAL.search(data)
     if found and int(found[1], 16) != google_crc32c.value(data[: found.start()] + b"}"):
         raise ValueError("it does not match its checksum")
@@ -128,7 +128,7 @@ def check_seal(data: bytes) -> bool:
 
 
 def read_sealed(path: files.StrPath) -> dict[str, Any] | None:
-    """Returns the JSON object of a sealed file; None if there is no file, or if it is damaged."""
+    """Returns the object of a file from `seal`; None if it is missing, unsealed or damaged."""
     try:
         data = files.read(path)
         if not check_seal(data):

@@ -40,8 +40,8 @@ def choose_compiler_options(setting: str, generation: Generation | None) -> dict
 
     Args:
         setting: "auto" for the options of the generation, or a text for `parse_options`.
-        generation: the generation of the TPU; None on other hardware, for which "auto" chooses
-            none.
+        generation: the generation of the TPU; None on other hardware, for which "auto" gives no
+            options.
 
     Raises:
         UserError: the setting is not allowed.

@@ -1,4 +1,4 @@
-"""Detects this machine's TPU, and sets variables before TensorFlow is imported."""
+"""Detects this machine's TPU, and sets environment variables before TensorFlow is imported."""
 
 import glob
 import importlib.util
@@ -13,7 +13,7 @@ FROM_V5E = "/dev/vfio/[0-9]*"
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> None:
-    """Sets the variables that TensorFlow and libtpu need on this machine.
+    """Sets the environment variables that TensorFlow and libtpu need on this machine.
 
     From v5e on, tensorflow-tpu reaches a TPU through PJRT, which must be enabled; the settings are
     those of Keras's own tests on TPUs. Without tensorflow-tpu, JAX uses the TPU. Without a TPU,
@@ -43,7 +43,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ, root: str = "/") -> 
 def quieten_tensorflow(
     environ: MutableMapping[str, str] = os.environ, gpu: str = "/dev/nvidiactl"
 ) -> None:
-    """Hides the log lines of TensorFlow's C++ code; its errors are raised as exceptions, too.
+    """Hides log lines of TensorFlow's C++ code, whose errors are also raised as exceptions.
 
     A damaged picture, for example, would write a line each time that it is decoded. TensorFlow
     reads the variable when it is imported, so this does nothing later, and nothing if the variable

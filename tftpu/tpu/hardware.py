@@ -20,7 +20,7 @@ class Hardware:
     """The chips that a run uses.
 
     Attributes:
-        chips: number of TPU chips; number of devices on other hardware.
+        chips: number of TPU chips; number of devices if the generation is None.
         generation: the TPU's generation; None on other hardware, or if it could not be detected.
         is_tpu: whether the chips are TPUs.
     """
@@ -56,7 +56,7 @@ def find_hardware(data_shards: int, is_tpu: bool) -> Hardware:
     """Returns the hardware behind an engine's devices.
 
     Args:
-        data_shards: number of shards of a global batch, one per device.
+        data_shards: number of devices.
         is_tpu: whether the devices are TPU cores.
     """
     if not is_tpu:
@@ -77,7 +77,7 @@ def find_attached_tpu(root: str = "/", environ: Mapping[str, str] | None = None)
         environ: environment variables; None: those of this process.
 
     Returns:
-        None if there is no TPU, or an unknown one.
+        None if the variable is not set and no known TPU is found.
     """
     environ = os.environ if environ is None else environ
     kind = environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]

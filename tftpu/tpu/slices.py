@@ -165,7 +165,7 @@ class Slice:
 
     @property
     def single(self) -> "Slice":
-        """A single one of the joined slices."""
+        """One of the joined slices; the slice itself if there is only one."""
         if self.slices == 1:
             return self
         return dataclasses.replace(self, name=self.name.partition("x")[2], slices=1)
@@ -242,14 +242,14 @@ _OTHER_NAMES = {"v5lite": "v5e", "trillium": "v6e", "ironwood": "tpu7x"}  # unus
 
 
 def parse_slice(name: str) -> Slice:
-    """Returns the slice with a name.
+    """Returns the slice with the given name.
 
     Args:
         name: "v3-8", "v5e-8", "v5litepod-8", "v6e-256", "tpu7x-8", …: the number counts cores for
             v2, v3, v4, v5p and tpu7x, and chips for v5e and v6e. "2xv5e-256" are two slices.
 
     Raises:
-        UserError: the generation is unknown, or has no slice of this size.
+        UserError: the generation is unknown, or there is no such slice.
     """
     several = re.fullmatch(r"([0-9]{1,4})[xX]([a-zA-Z].*)", name.strip())
     if several:

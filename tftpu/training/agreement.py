@@ -1,4 +1,4 @@
-"""Checks that a model and its data agree in size, before anything is compiled."""
+"""Checks that a model and its data fit each other, before anything is compiled."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tftpu.tensors import Nest
 
 
 def check_parts(model: keras.Model, spec: Nest, labels: bool = True) -> None:
-    """Raises `UserError` if a batch is not `(x, y[, sample_weight])`, which the model needs.
+    """Raises `UserError` if a batch has more than three parts, or lacks labels that are needed.
 
     Args:
         model: a model that is compiled with its loss.
@@ -60,7 +60,7 @@ def is_unlabelled(spec: Nest) -> bool:
 
 
 def check_names(model: keras.Model) -> None:
-    """Raises `UserError` for the name of a loss or a metric that Keras does not have."""
+    """Raises `UserError` if the model was compiled with a loss or metric name unknown to Keras."""
     known = {"loss": keras.losses, "metric": keras.metrics}
     special = ("accuracy", "acc", "crossentropy", "ce")  # names whose meaning depends on the labels
     for kind, names in keras_internals.list_compiled_names(model).items():
@@ -79,10 +79,10 @@ def check_names(model: keras.Model) -> None:
 
 
 def check_features(model: keras.Model, spec: Nest) -> None:
-    """Raises `UserError` if the features do not have the sizes of the model's inputs.
+    """Raises `UserError` if the number or the shapes of the features do not fit the model's inputs.
 
     Args:
-        model: the model; one that declares no inputs, or has its own `call`, takes anything.
+        model: the model; not checked if it declares no inputs, or if a user defined its `call`.
         spec: the spec of a batch, `(x, ...)` of objects with a shape.
     """
     inputs = getattr(model, "inputs", None)
@@ -91,7 +91,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(spec)
     if isinstance(x, dict):
         wanted = {tensor.name: tensor.shape for tensor in inputs}
-        # The keys may differ from the names of the inputs; then no sizes are compared.
+        # The keys may differ from the names of the inputs; then no shapes are compared.
         if not wanted.keys() <= x.keys():
             return
         pairs = [(f" {name!r}", shape, x[name]) for name, shape in wanted.items()]
@@ -118,7 +118,7 @@ def check_features(model: keras.Model, spec: Nest) -> None:
 
 @contextlib.contextmanager
 def explained(spec: Nest, purpose: str = "train") -> Iterator[None]:
-    """Adds the shapes of the data to errors of Keras in the block.
+    """Adds the shapes of the data to errors that Keras raises in the `with` block.
 
     Args:
         spec: the spec of a batch, of objects with a shape.

@@ -53,7 +53,7 @@ def validate_options(options: TrainConfig | None) -> TrainConfig:
     """Returns a validated copy of a trainer's options; None gives the defaults.
 
     Raises:
-        UserError: they are not a `TrainConfig`, or a value is not allowed.
+        UserError: the options are not a `TrainConfig`, or a value is not allowed.
     """
     if not isinstance(options, TrainConfig | None):
         raise UserError(
@@ -99,14 +99,14 @@ def choose_loop_length(
 
 
 def validate_workdir(workdir: StrPath | None) -> str | None:
-    """Returns the path of a workdir; raises `UserError` for a path that cannot be locked."""
+    """Returns a workdir as a string, or None; raises `UserError` if it cannot name a folder."""
     if workdir is not None:
         check_folder("workdir", str(workdir))
     return None if workdir is None else str(workdir)
 
 
 def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns callbacks as a list.
+    """Returns callbacks as a list, without `History` callbacks.
 
     Args:
         callbacks: one callback, several, Keras's `CallbackList`, or None.
@@ -126,7 +126,7 @@ def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
                 f"callbacks holds {what}: pass keras.callbacks.Callback objects, such as "
                 "[keras.callbacks.EarlyStopping(patience=3)]."
             )
-    # Each run makes a new history.
+    # Keras adds a new `History` to the callbacks of each run.
     return [callback for callback in listed if type(callback) is not keras.callbacks.History]
 
 
@@ -177,7 +177,7 @@ def check_labels_and_weights(y: Any, sample_weight: Any, class_weight: Any, own_
 
 
 def parse_verbosity(verbose: Any) -> int:
-    """Returns Keras's `verbose` as 0, 1 or 2.
+    """Returns Keras's `verbose` as 0, 1 or 2; "auto" is 1.
 
     Raises:
         UserError: the value is not one that Keras allows.
@@ -188,7 +188,7 @@ def parse_verbosity(verbose: Any) -> int:
 
 
 def check_whole_number(name: str, value: Any, least: int) -> None:
-    """Raises `UserError` unless a number is whole and at least `least`, or None."""
+    """Raises `UserError` unless a value is None or a whole number, `least` or more."""
     if value is None:
         return
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:

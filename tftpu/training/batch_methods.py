@@ -1,4 +1,4 @@
-"""Finds out whether callbacks have batch methods."""
+"""Finds out whether callbacks have methods for batches, such as `on_train_batch_end`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from tftpu.engines import keras_internals
 
 
 def watches_batches(callbacks: Iterable[keras.callbacks.Callback], phase: str) -> bool:
-    """Returns whether a callback has batch methods, such as `on_train_batch_end`.
+    """Returns whether any of the callbacks has batch methods, such as `on_train_batch_end`.
 
     Args:
         callbacks: the callbacks.
@@ -40,7 +40,7 @@ def _replaces_batch_methods(callback: Any, kind: type) -> bool:
 
 
 def _has(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
-    """Returns whether a callback overrides one of the methods of Keras's `Callback`."""
+    """Returns whether a callback overrides one of the named methods of Keras's `Callback`."""
     plain = keras.callbacks.Callback
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)

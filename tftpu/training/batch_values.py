@@ -18,14 +18,14 @@ _SHOWN = 5  # maximum number of examples that a message lists
 
 
 class Limit(NamedTuple):
-    """The limit of the integers in one array of a batch, which are classes or ids.
+    """The range of the class labels or ids in one array of a batch.
 
     Attributes:
         name: the name of the array in messages, such as "x[0]".
         values: the array, or its spec.
         size: the number of allowed values, which are 0 to size - 1.
         owner: the reason for the size, such as "the model's output has 10 classes".
-        advice: the advice about a value outside of the limit.
+        advice: the advice about a value outside of the range.
         ignored: a value that is allowed nevertheless, or None.
         of_labels: whether these are labels, which may have any value where their weight is 0.
         masks_zero: whether 0 means padding, which the model masks.
@@ -42,13 +42,13 @@ class Limit(NamedTuple):
 
 
 def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
-    """Returns the limits of a batch's labels and ids, which follow from the model's layers.
+    """Returns the limits of a batch's labels and ids, which follow from the model and its loss.
 
-    A model's own code may replace its inputs, so inputs that reach such code have no limits.
+    A user's model or layer may change its inputs, so the inputs of such code have no limits.
 
     Args:
         model: the built model.
-        batch: arrays or specs, in the form in which the model is trained.
+        batch: a batch of arrays or of specs, `(x, y, sample_weight)` or fewer.
     """
     if (isinstance(batch, tuple) and len(batch) > 3) or not _is_known(model, "call", "__call__"):
         return []
@@ -59,7 +59,7 @@ def find_limits(model: keras.Model, batch: Nest) -> list[Limit]:
 def check_ranges(model: keras.Model, batch: Nest) -> None:
     """Raises `UserError` for labels that are not classes, and ids outside the vocabulary.
 
-    An accelerator raises no error for such a number.
+    An accelerator raises no error for such a label or id.
 
     Args:
         model: the built model.
@@ -71,7 +71,7 @@ def check_ranges(model: keras.Model, batch: Nest) -> None:
 
 
 def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
-    """Raises `UserError` for a model with fewer outputs than its labels have classes.
+    """Raises `UserError` if the model's output has fewer classes than the labels.
 
     Args:
         model: the built model.
@@ -89,9 +89,9 @@ def check_classes(model: keras.Model, batch: Nest, classes: int) -> None:
 
 
 def compare_with_limits(model: keras.Model, batch: Nest) -> Iterator[tuple[Limit, str]]:
-    """Yields the limits of a batch, each with a text about the values outside, or "".
+    """Yields each limit of a batch with a text about the values outside of it, or "" if none are.
 
-    Labels of tokens are left out if the model may mask tokens, because only the step knows masks.
+    Limits of token labels are left out if the model may mask tokens: the masks are not known yet.
 
     Args:
         model: the built model.
@@ -175,7 +175,7 @@ def _find_outside(limit: Limit, batch: Nest) -> str:
 
 
 def _is_known(owner: keras.Layer, *methods: str) -> bool:
-    """Returns whether Keras or tftpu define the named methods of a layer or a model."""
+    """Returns whether Keras or tftpu, not a user, defines the named methods of a layer or model."""
     found = (getattr(type(owner), method) for method in methods)
     return all((method.__module__ or "").startswith(_KNOWN) for method in found)
 
@@ -234,7 +234,7 @@ def _find_id_limits(model: keras.Model, x: Any) -> Iterator[Limit]:
 
 
 def _find_feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
-    """Returns the name and the values that a batch has for an input; None if unknown."""
+    """Returns the name and the values of the feature for an input; the values may be None."""
     if isinstance(x, dict):
         return f"x[{inputs[place].name!r}]", x.get(inputs[place].name)
     flat = keras.tree.flatten(x)
@@ -243,7 +243,7 @@ def _find_feature(x: Any, place: int, inputs: list[Any]) -> tuple[str, Any]:
 
 
 def _iterate_named(batch: Nest) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the arrays of a batch with their names."""
+    """Yields the name, such as "x", and the values of each array of a batch."""
     given = batch if isinstance(batch, tuple) else (batch,)
     heads = ("x", "y", "sample_weight") if len(given) <= 3 else None
     for path, values in keras.tree.flatten_with_path(given):

@@ -42,9 +42,9 @@ class Callbacks:
     Args:
         callbacks: the callbacks, Keras's own or a user's.
         model: the model that they see.
-        epochs: the number of epochs; an epoch is the interval between two evaluations.
+        epochs: the number of epochs; if `fit` is given `steps`, of intervals between evaluations.
         steps: the number of steps of an epoch; None: it is unknown.
-        execution: the number of batches between two calls of batch methods.
+        execution: the number of batches between two calls of a batch method.
 
     Attributes:
         history: the `History` of the run.
@@ -88,7 +88,7 @@ class Callbacks:
 
         Args:
             executor: the executor of the run.
-            evaluates: whether an evaluation follows each epoch.
+            evaluates: whether the run has validation data.
 
         Raises:
             KerasError: Keras would raise an error after the first epoch.
@@ -119,7 +119,7 @@ class Callbacks:
         """Tells the callbacks that training begins; restores their values and the history.
 
         Args:
-            progress: the progress of the run.
+            progress: the progress of the run so far, from which they are restored.
         """
         self._begun = True
         self._list.on_train_begin()  # also empties the epochs of the history
@@ -133,12 +133,12 @@ class Callbacks:
         self.history.history, self.history.epoch = progress.history, progress.epochs
 
     def begin_batch(self, batch: int) -> None:
-        """Calls `on_train_batch_begin` if an execution begins with this batch of the epoch."""
+        """Calls `on_train_batch_begin`; with batch methods, only if `batch` begins an execution."""
         if not self.watches_batches or batch % self._execution == 0:
             self._list.on_train_batch_begin(batch)
 
     def end_batch(self, batch: int, ends: bool, read_logs: Callable[[], dict[str, float]]) -> None:
-        """Calls `on_train_batch_end` if an execution ends with this batch of the epoch.
+        """Calls `on_train_batch_end`; with batch methods, only if `batch` ends an execution.
 
         Args:
             batch: the index of the batch in the epoch.
@@ -182,7 +182,7 @@ class Callbacks:
             self._error = error
 
     def end(self, failed: bool) -> None:
-        """Calls `on_train_end` if it was not called yet; raises the error of a callback in it.
+        """Calls `on_train_end` unless it was called; then raises the error of a callback in it.
 
         Args:
             failed: whether an error ended training; as in Keras, `on_train_end` is not called then.
@@ -193,7 +193,7 @@ class Callbacks:
             raise self._error
 
     def get_state(self) -> dict[str, dict[str, float]]:
-        """Returns the values that Keras's callbacks keep across epochs, by callback, for JSON."""
+        """Returns the values that Keras's callbacks keep across epochs, by callback and name."""
         return {
             key: {
                 name: float(value)
@@ -204,11 +204,11 @@ class Callbacks:
         }
 
     def run_evaluation(self, evaluate: Evaluate) -> dict[str, float]:
-        """Returns the results of an evaluation, around which `on_test_*` methods are called."""
+        """Runs an evaluation, with the callbacks' `on_test_*` methods; returns its results."""
         return _run_evaluation(self._list, self._model, evaluate)
 
     def _list_named(self) -> list[tuple[str, keras.callbacks.Callback]]:
-        """Returns the callbacks with values to save, by keys that a resumed run has as well."""
+        """Returns the callbacks with values to save, with keys that are the same after resuming."""
         return [
             (f"{index} {type(one).__name__} {getattr(one, 'monitor', '')}", one)
             for index, one in enumerate(self._remembering)
@@ -221,7 +221,7 @@ def evaluate_with(
     evaluate: Evaluate,
     prints: bool,
 ) -> dict[str, float]:
-    """Returns the results of an evaluation, around which `on_test_*` methods are called.
+    """Runs an evaluation, with the callbacks' `on_test_*` methods; returns its results.
 
     Args:
         callbacks: the Keras callbacks.
@@ -242,7 +242,7 @@ def predict_with(
     predict: Callable[[bool], Iterable[Any]],
     prints: bool,
 ) -> Any:
-    """Returns the outputs of a prediction, around which `on_predict_*` methods are called.
+    """Runs a prediction, with the callbacks' `on_predict_*` methods; returns the joined outputs.
 
     Args:
         callbacks: the Keras callbacks.
@@ -266,7 +266,7 @@ def predict_with(
 
 
 def _predict_each(listed: Any, model: Any, outputs: Iterable[Any]) -> Iterator[Any]:
-    """Yields the outputs of each execution, around which batch methods are called."""
+    """Yields the outputs of each execution; calls the batch methods before and after each."""
     size = count_execution_steps(model)
     for first, group in group_batches(outputs, size):
         listed.on_predict_batch_begin(first)
@@ -283,7 +283,7 @@ class _TestHooks:
     Args:
         listed: Keras's list of callbacks.
         model: the model, whose `stop_evaluating` ends an evaluation.
-        read: a function from sums to logs.
+        read: a function that turns sums into logs.
     """
 
     def __init__(self, listed: Any, model: Any, read: Callable[[Any], dict[str, float]]):
@@ -291,11 +291,11 @@ class _TestHooks:
         self.every = count_execution_steps(model)
 
     def begin(self, batch: int) -> None:
-        """Tells the callbacks that an execution begins with a batch."""
+        """Tells the callbacks that an execution begins with this batch."""
         self._list.on_test_batch_begin(batch)
 
     def end(self, batch: int, sums: Any) -> bool:
-        """Tells the callbacks that an execution ended; returns whether one stops the evaluation."""
+        """Tells the callbacks that an execution ended; returns whether they stop the evaluation."""
         self._list.on_test_batch_end(batch + self.every - 1, self._read(sums))
         return self._model.stop_evaluating
 

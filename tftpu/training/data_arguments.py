@@ -38,7 +38,7 @@ def prepare_training_data(
 
     Args:
         x, y, sample_weight, batch_size, steps_per_epoch, shuffle: as for `fit`.
-        seed: the seed of the order.
+        seed: the seed of the shuffled order.
         preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
@@ -83,11 +83,11 @@ def prepare_evaluation_data(
     name: str = "evaluate",
     preprocess: Preprocess | None = None,
 ) -> Dataset:
-    """Returns the data of an evaluation or a prediction as a finite data set of batches.
+    """Returns the data of an evaluation or a prediction as a data set of batches.
 
     Args:
         x, y, sample_weight, batch_size, steps: as for `evaluate`.
-        name: the name of the method that was called.
+        name: the name of the method that was called, for messages.
         preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
@@ -129,7 +129,7 @@ def prepare_validation_data(
     repeats: bool,
     preprocess: Preprocess | None = None,
 ) -> Dataset:
-    """Returns the data of `validation_data=` as a finite data set of batches; None for None.
+    """Returns the data of `validation_data=` as a data set of batches; None for None.
 
     Args:
         given: `(x, y)`, `(x, y, sample_weight)`, or a data set.
@@ -139,7 +139,7 @@ def prepare_validation_data(
         preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
-        UserError: the data are neither arrays nor a data set, or can be read only once.
+        UserError: the data cannot be used, or can be read only once although `repeats` is True.
     """
     if given is None:
         if steps is not None:
@@ -173,15 +173,15 @@ def prepare_validation_data(
 def split_arrays(
     x: Any, y: Any, sample_weight: Any, fraction: float, preprocess: Preprocess | None = None
 ) -> tuple[tuple, tuple]:
-    """Splits arrays into the examples to train on and the last ones to validate on.
+    """Splits arrays; returns `(x, y, sample_weight)` to train on, and the rest to validate on.
 
     Args:
         x, y, sample_weight: as for `fit`.
-        fraction: the value of `validation_split`.
+        fraction: the share of the examples, taken from their end, to validate on.
         preprocess: see `preprocessed.find_preprocess`.
 
     Raises:
-        UserError: the data are not arrays, or the fraction leaves one part empty.
+        UserError: the data are not arrays, or one of the two results would have no examples.
     """
     if not 0 < fraction < 1:
         raise UserError(f"validation_split is {fraction}: it must be between 0 and 1.")
@@ -225,8 +225,8 @@ def _preprocess_data(
         given: x, y and sample_weight.
         batch_size, shuffle: as for `fit`.
         steps: the number of batches of a pass, if the batch size is not given.
-        name: the name of the method that was called.
-        seed: the seed of the order.
+        name: the name of the method that was called, for messages.
+        seed: the seed of the shuffled order.
     """
     check_whole_number("batch_size", batch_size, 1)
     if _is_arrays(given[0]):

@@ -114,7 +114,7 @@ class StreamLoop:
     Args:
         full: the loop for batches like the first one.
         examples: the number of examples of the first batch.
-        prepare: a function from the arrays of a batch to its loop.
+        prepare: a function that returns the loop for the arrays of a batch.
         sums: the layout of the sums of losses and metrics that the loops return.
     """
 
@@ -136,7 +136,7 @@ class StreamLoop:
         return self._full.model_flops
 
     def compiled(self, batches: Any) -> bool:
-        """Returns whether the program for the next batch is compiled."""
+        """Returns whether the program for the next batch is compiled; True if there is no batch."""
         if batches.ended:
             return True
         return self._prepare(to_arrays(batches.peek())).compiled(iter(()))
@@ -276,7 +276,7 @@ class Feed:
         return ""
 
     def _read_again(self, position: int, count: int) -> Iterator[tuple[int, Any]]:
-        """Yields batches with their numbers, counted from 1 in the run, for some seconds."""
+        """Yields up to `count` batches with their numbers in the run, from 1, for some seconds."""
         if isinstance(self._dataset, conversion.Epochs):
             batches, before = self._dataset.from_step(position), position
         elif isinstance(self._dataset, conversion.Pipeline):

@@ -57,7 +57,7 @@ class Programs:
         self._own_steps: Executor | None = None  # runs model.train_step, not the engine's step
         self.undivided_because = ""
         self._predictor: Executor | None = None  # predicts for data without labels
-        self._own_predictor: Executor | None = None  # likewise, with model.predict_step
+        self._own_predictor: Executor | None = None  # as `_predictor`, but runs model.predict_step
         # How the model was compiled, and which layers were frozen, when its executor was made.
         self._setup: tuple[Any, ...] | None = None
         self._loops: dict[str, TrainLoop] = {}
@@ -67,7 +67,7 @@ class Programs:
         """The executor of the model on the engine's devices.
 
         Raises:
-            UserError: nothing was trained, evaluated or restored yet.
+            UserError: nothing was trained, evaluated, predicted or restored yet.
         """
         executor = self._find_executor()
         if executor is None:
@@ -79,7 +79,7 @@ class Programs:
 
     @property
     def step(self) -> int:
-        """The number of training steps done; 0 before `fit`."""
+        """The number of training steps done, including those of a restored run; 0 at first."""
         executor = self._find_executor()
         return executor.step if executor is not None else 0
 
@@ -161,7 +161,7 @@ class Programs:
 
         Args:
             dataset: the data set to train on.
-            class_weight: the weight of each label.
+            class_weight: the weight of each label; None: all weights are 1.
             epoch: the length of an epoch; None: the batches are one endless stream.
 
         Raises:
@@ -200,14 +200,14 @@ class Programs:
     def _prepare_loop_of_shards(
         self, dataset: Dataset, class_weight: dict[int, float] | None, epoch: Epoch | None
     ) -> tuple[TrainLoop, int]:
-        """Returns what `prepare_training` returns, for the engine's step, which shards a batch."""
+        """Returns the results of `prepare_training` for the engine's step, which shards a batch."""
         microbatches = self.options.gradient_accumulation_steps
         spec = self.engine.training_spec(dataset, microbatches, class_weight)
         executor = self.prepare_executor(self.engine.building_spec(spec))
         self._check_values(dataset)
         size = self.engine.count_examples(dataset)
         new, loop = not self._loops, self._prepare_loop(spec, size)
-        # This runs the model, so only after preparing the loop has checked for side effects.
+        # This runs the model, so it comes after the preparation, which checks it for side effects.
         if new:
             executor.warn_of_mixing(dataset, class_weight)
         if size % (self.engine.data_shards * microbatches):
@@ -307,10 +307,10 @@ class Programs:
         return executor
 
     def _check_values(self, dataset: Dataset) -> None:
-        """Raises `UserError` for labels and ids outside of their range, in arrays.
+        """Raises `UserError` if the data are arrays with labels or ids outside of their range.
 
-        Other data are not read for this check, because that may be slow or use up batches; in them,
-        a wrong label makes the loss NaN.
+        Data sets are not checked, because reading them may be slow or use up batches. A wrong label
+        in them makes the loss NaN.
         """
         if isinstance(dataset, Arrays) and not self.objectives:
             batch_values.check_ranges(self.model, dataset.parts)

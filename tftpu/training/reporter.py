@@ -40,7 +40,7 @@ class Evaluations:
 
     Attributes:
         step: the step of the last evaluation, or 0 at the start of a run; None: unknown.
-        every: the maximum number of steps between two evaluations; 0: unknown.
+        every: the largest number of steps between two evaluations so far; 0: unknown.
         spent: the seconds of all evaluations together.
         count: the number of evaluations.
         last: the seconds of the last evaluation; None: unknown, because the first one compiles.
@@ -66,7 +66,7 @@ class Evaluations:
 
 
 class Reporter:
-    """Writes the output of one call of `fit` to the console, to files and to other writers.
+    """Writer of the output of one call of `fit` to the console, to files and to other writers.
 
     Args:
         programs: the programs of the model.
@@ -76,7 +76,7 @@ class Reporter:
         steps: the total length of the run; None: unknown.
         start: the step at which the call begins.
         evaluates: whether the run evaluates.
-        workdir: the folder to write to; None: nothing is written.
+        workdir: the folder to write to; None: no files are written.
         writers: further destinations.
         hyperparameters: the settings of the run, by name.
         sample: a function that returns a text that shows what the model can do; None: nothing is
@@ -175,14 +175,14 @@ class Reporter:
 
     @contextlib.contextmanager
     def doing(self, phase: str, part: str) -> Iterator[None]:
-        """Counts the block's time under a part of the account, and shows the current activity."""
+        """Counts the `with` block's time under `part` of the account; shows `phase` meanwhile."""
         if self._console:
             self._console.show_phase(phase)
         with self._account.clock.spend(part):
             yield
 
     def show_compiling(self) -> contextlib.AbstractContextManager[None]:
-        """Prints that the train step is compiled in the block, which may take minutes."""
+        """Shows on the console that the `with` block compiles the train step."""
         return self._console.show_compiling() if self._console else contextlib.nullcontext()
 
     def advance(self, step: int, loss: float) -> None:
@@ -239,7 +239,7 @@ class Reporter:
         self._evaluations = self._evaluations.follow(step, spent)
 
     def flush(self) -> None:
-        """Waits until the lines so far are written durably. Runs in the thread that saves."""
+        """Waits until the lines so far are durable, up to `PATIENCE` seconds for each file."""
         for lines in self._lines:
             lines.flush(durable=True)
         for lines in self._lines:
@@ -308,12 +308,12 @@ class Reporter:
         )
 
     def _measure_pace_seconds(self) -> float:
-        """Returns a time in seconds that stands still during compilations and evaluations."""
+        """Returns a clock's time in seconds, without the time of compilations and evaluations."""
         seconds = self._account.clock.sum_seconds()
         return time.monotonic() - seconds["compiling"] - seconds["evaluation"]
 
     def _show_images(self, step: int, dataset: Any) -> None:
-        if isinstance(dataset, Stream):  # a batch may be read once only
+        if isinstance(dataset, Stream):  # a stream's batch may be readable only once
             return
         if self._sampled is None:
             batch = next(iter(dataset.take(1)))

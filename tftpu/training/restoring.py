@@ -27,12 +27,12 @@ def restore(
         checkpoints: the checkpoints of the run; None: it has no workdir.
         base: the weights that the checkpoints leave out.
         hosts: the hosts that train together.
-        step: the step of the checkpoint; None is the newest.
+        step: the step of the checkpoint; None: the newest.
         optimizer: whether to load the state that only training needs.
 
     Raises:
-        UserError: the checkpoint belongs to another model or other frozen weights, or is damaged,
-            or this host cannot see the workdir.
+        UserError: the checkpoint belongs to another model or other frozen weights, is missing or
+            damaged, or this host cannot see the workdir.
     """
     if checkpoints is None:
         return None

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Saves the checkpoints of one call of `fit` when they are due, and restores the newest.
+    """Saver of the checkpoints of one call of `fit`, which also restores the newest one.
 
     A host that writes neither checkpoints nor a part of them only restores.
 
@@ -63,7 +63,7 @@ class Saver:
             self._checkpoints.reserve(self._base.list_saved())
 
     def is_due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after a step."""
+        """Returns whether a checkpoint is due after a step; False if this process writes none."""
         if self._checkpoints is None:
             return False
         return self._timetable.is_checkpoint_due(step, time.monotonic() - self._saved_at)
@@ -87,12 +87,12 @@ class Saver:
         self.saved_step, self._saved_at = step, time.monotonic()
 
     def mark_best(self, best: Best) -> None:
-        """Marks the last checkpoint as the best, if it was saved before its evaluation."""
+        """Marks the last saved checkpoint as the best, after its evaluation."""
         if self._checkpoints is not None and self.saved_step is not None:
             self._checkpoints.mark_best(self.saved_step, best)
 
     def wait_for_saves(self) -> int | None:
-        """Waits until nothing is being saved; returns the step of the newest checkpoint."""
+        """Waits until nothing is being saved; returns the newest checkpoint's step, or None."""
         if self._checkpoints is None:
             return None
         saved = self._checkpoints.list_steps()
@@ -100,16 +100,16 @@ class Saver:
         return saved[-1] if saved else None
 
     def find_newest(self) -> int | None:
-        """Returns the step of the newest checkpoint that this process knows of."""
+        """Returns the step of the newest checkpoint that this process knows of, or None."""
         return self._checkpoints.newest if self._checkpoints is not None else None
 
     def find_newest_up_to(self, step: int) -> int | None:
-        """Returns the step of the newest checkpoint that is not after a step."""
+        """Returns the step of the newest checkpoint up to the given step; None if there is none."""
         steps = self._checkpoints.list_steps() if self._checkpoints is not None else []
         return max((saved for saved in steps if saved <= step), default=None)
 
     def warn_of_failure(self) -> None:
-        """Warns once if the last save failed."""
+        """Warns once, on the chief, if the last save failed."""
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
             self.saved_step = None if self.saved_step == failure.step else self.saved_step

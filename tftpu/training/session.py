@@ -60,7 +60,7 @@ class Session:
         progress: the progress of the run.
 
     Raises:
-        UserError: `best_metric` is not a metric of the evaluation.
+        UserError: `best_metric`, `profile`, a callback or the checkpoint does not fit the run.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """True if the run has all its steps, or a callback has ended it."""
+        """True if all steps of the run are done, or a callback has ended it."""
         ended = self.progress.ended is not None or self._callbacks.stopped
         return ended or self._timetable.is_over(self._step)
 
@@ -125,7 +125,8 @@ class Session:
         """Trains until the run is over.
 
         Raises:
-            UserError: the loss is no longer finite, or the last checkpoint could not be saved.
+            UserError: the loss is no longer finite, passes over the data differ in length, or the
+                last checkpoint could not be saved.
             Preempted: the run was asked to stop, after a checkpoint was saved.
             HostLost: another host of the run failed.
         """
@@ -180,7 +181,7 @@ class Session:
         return self._callbacks.history
 
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
-        """Runs steps on the devices up to the next stop; returns their sums and their number."""
+        """Runs steps up to the next stop; returns the sums of their metrics and their number."""
         profiler, first = self._profiler, not self._loop.compiled(batches)
         stop = self._timetable.find_next_stop(self._step, profiler.list_boundaries(self._step))
         self._feed.begin_epoch(self._timetable.count_left_of_epoch(self._step))
@@ -231,7 +232,7 @@ class Session:
         )
 
     def _is_any_asking(self, notice: PreemptionNotice) -> bool:
-        """Returns whether any host was asked to stop; `stop_training` on one host ends all.
+        """Returns whether any host was asked to stop; copies `stop_training` of one host to all.
 
         The hosts also agree whether a checkpoint is due, because their clocks may differ.
         """
@@ -247,7 +248,7 @@ class Session:
         """Returns the batches from the run's position on.
 
         Args:
-            new: whether this process has not read any batch yet.
+            new: whether the run was restored and has not read any batch since.
         """
         return self._feed.open(self.progress.position, self._timetable.pass_steps, new)
 
@@ -308,7 +309,7 @@ class Session:
         return over and self.progress.epoch is not None
 
     def _evaluate(self) -> None:
-        """Evaluates and ends the epoch if it is over; saves the best checkpoint."""
+        """Evaluates and ends the epoch, if it is over; saves a checkpoint if it is the best."""
         sums = self.progress.epoch
         if sums is None or not self._evaluation_due:
             return
@@ -380,7 +381,7 @@ class Session:
         self._reporter.write_account()  # complete even if the run is killed now
 
     def _wait_for_saves(self) -> int | None:
-        """Waits until nothing is being saved; returns the step of the newest checkpoint."""
+        """Waits until nothing is being saved; returns the newest checkpoint's step, or None."""
         if not self._saver.writes:
             return None
         with self._reporter.doing("saving", "checkpoint_wait"):
@@ -497,7 +498,7 @@ class Session:
             )
 
     def _end(self, state: str) -> None:
-        """Closes everything that is open, also after an error and if closing a part fails."""
+        """Closes everything that is open, even after an error, or if closing one of them fails."""
         with contextlib.ExitStack() as last_first:
             last_first.callback(self._clock.turn_to, None)
             last_first.callback(self._reporter.end, state)
@@ -553,7 +554,7 @@ class Session:
 
 
 def _describe_trained(model: keras.Model) -> str:
-    """Returns a message with the number of weights that are trained, of all weights."""
+    """Returns a message with the number of trained weights and the number of all weights."""
     trained, total = (
         sum(math.prod(v.shape) for v in weights)
         for weights in (model.trainable_weights, model.weights)

@@ -38,9 +38,9 @@ class Timetable:
         epochs: the number of epochs; the last one may be shorter.
         lengths: the numbers of steps of successive epochs, repeated in a cycle; empty: each epoch
             lasts until the data end.
-        limit: the total length of the run; None: all of its epochs.
-        first_step: the first step of the run; steps before it count as done.
-        pass_steps: the steps of one pass over data that begin again; None: unknown, or endless.
+        limit: the total length of the run, in steps; None: all of its epochs.
+        first_step: the number of steps that count as done when the run begins.
+        pass_steps: the number of steps of one pass over the data; None: unknown, or endless.
         last_alone: whether the last step of a pass runs in a separate device loop.
         numbered_from: the index of the first epoch, if steps of earlier ones are not counted.
         validation_freq: the number of epochs from one evaluation to the next, or the evaluated
@@ -60,7 +60,7 @@ class Timetable:
 
     @property
     def steps(self) -> int | None:
-        """The total length of the run; None if it depends on data of unknown length."""
+        """The total number of steps of the run; None if it depends on data of unknown length."""
         if self.limit is not None or not self.lengths:
             return self.limit
         return self.count_steps(self.epochs)
@@ -123,7 +123,7 @@ class Timetable:
         return step % self.options.log_every == 0
 
     def is_evaluation_due(self, step: int) -> bool:
-        """Returns whether an epoch ends with the given step."""
+        """Returns whether an epoch ends with the given step; False if its length is unknown."""
         return bool(self.lengths) and self.locate(step).first == step
 
     def is_validated(self, epoch: int) -> bool:
@@ -159,7 +159,7 @@ class Timetable:
 def divide_pass(steps_per_epoch: int | None, steps: int) -> tuple[int, ...]:
     """Returns the lengths of the epochs of one pass over the data, as in Keras.
 
-    An epoch ends with the data, also before it has `steps_per_epoch` steps.
+    The last epoch ends with the data, even if it has fewer than `steps_per_epoch` steps.
     """
     if steps_per_epoch is None or steps_per_epoch >= steps:
         return (steps,)
@@ -174,7 +174,7 @@ class Length:
     Attributes:
         epochs: the number of epochs, including those before `initial_epoch`; None: `steps` sets the
             length, or there is one epoch.
-        steps: the total length of the run; None: `epochs` sets the length.
+        steps: the total number of steps of the run; None: `epochs` sets the length.
         steps_per_epoch: the maximum steps of an epoch; None: an epoch is one pass over the data.
         initial_epoch: the index of the epoch with which the run begins.
         eval_every: the number of steps between two evaluations, if `steps` is given.
@@ -228,7 +228,7 @@ class Length:
 
     @property
     def by_epochs(self) -> bool:
-        """True if `epochs` sets the length of the run; otherwise the data are an endless stream."""
+        """True unless `steps` sets the length of the run, whose data are then an endless stream."""
         return self.steps is None
 
     def build_timetable(

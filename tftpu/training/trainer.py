@@ -45,7 +45,7 @@ class Trainer:
     Args:
         model: a model that is compiled, and built in the scope of its engine.
         workdir: folder of checkpoints, metrics.jsonl and TensorBoard events, local or `gs://`;
-            None writes nothing.
+            None: no files are written.
         options: options of training.
         loss_fn: `loss_fn(model, batch, training)` returns the loss of each example, (batch, ...),
             or a pair of that loss and a dictionary of further values for each example, which are
@@ -53,12 +53,12 @@ class Trainer:
             replaces the compiled loss: the model is compiled with an optimizer only.
         objectives: several loss functions, each with its own variables and optimizer, instead of
             the compiled loss and optimizer.
-        engine: the engine that runs the steps; None is the engine in whose scope the model was
+        engine: the engine that runs the steps; None: the engine in whose scope the model was
             built.
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
-        sample: a function that is called at every evaluation and returns a text that shows what the
-            model can do.
+        sample: a function of the trainer that returns a text that shows what the model can do. It
+            is called at each evaluation of a run on one host with a workdir and a compiled loss.
         base: paths of frozen weights that checkpoints leave out, as `tftpu.models.base_of` returns
             them. A resumed run must give them the same values, which is checked.
 
@@ -125,13 +125,13 @@ class Trainer:
         """The executor of the model on the engine's devices.
 
         Raises:
-            UserError: nothing was trained, evaluated or restored yet.
+            UserError: nothing was trained, evaluated, predicted or restored yet.
         """
         return self._programs.executor
 
     @property
     def step(self) -> int:
-        """The number of training steps done; 0 before `fit`."""
+        """The number of training steps done, including those of a restored run; 0 at first."""
         return self._programs.step
 
     @check_keras_arguments
@@ -172,7 +172,7 @@ class Trainer:
                 takes texts.
             y: the labels, if `x` are arrays.
             batch_size: the number of examples per step over all devices, if `x` are arrays; None:
-                32.
+                32, or with `steps_per_epoch`, the number of examples divided by it.
             epochs: the number of epochs of the whole run, including those before `initial_epoch`;
                 None: 1, unless `steps` is given. An epoch is one pass over the data; its last batch
                 may be smaller.
@@ -191,11 +191,11 @@ class Trainer:
             initial_epoch: the index of the epoch with which a run begins.
             steps_per_epoch: the maximum number of steps of an epoch, which also ends with the data,
                 as in Keras; the next epoch continues the same pass. None: one pass.
-            validation_steps: number of batches to validate on; None: all.
+            validation_steps: number of batches to validate on, as `steps` of `evaluate`; None: all.
             validation_batch_size: the batch size for validation arrays; None: `batch_size`.
             validation_freq: the number of epochs between evaluations, or a collection of the epochs
                 to evaluate after, counted from 1.
-            steps: total length of the run, instead of `epochs`; the data are an endless stream.
+            steps: total steps of the run, instead of `epochs`; the data are an endless stream.
             eval_every: with `steps`, the number of steps between evaluations, which is an epoch for
                 callbacks; None: evaluation at the end only.
 
@@ -330,7 +330,7 @@ class Trainer:
             NumPy arrays of shape (examples, ...), nested as the model's output.
 
         Raises:
-            UserError: the data cannot be used, or the engine predicts on one host only.
+            UserError: the data cannot be used, or the engine cannot predict on several hosts.
         """
         dataset = self._prepare_data(x, batch_size=batch_size, steps=steps, name="predict")
         executor = self._programs.prepare_for_prediction(dataset)
@@ -353,19 +353,19 @@ class Trainer:
         """Loads a checkpoint of the workdir; returns None if there is none.
 
         Args:
-            step: the step of the checkpoint; None is the newest.
+            step: the step of the checkpoint; None: the newest.
             optimizer: whether to load the optimizer's state, which evaluation does not need.
 
         Raises:
-            UserError: the checkpoint belongs to another model or is damaged, or nothing was
-                trained or evaluated yet.
+            UserError: the checkpoint belongs to another model, is missing or is damaged, or nothing
+                was trained, evaluated or predicted yet.
         """
         return restoring.restore(
             self.checkpoints, self._base, self.hosts, step, optimizer=optimizer
         )
 
     def restore_for_evaluation(self, x: Any) -> Restored | None:
-        """Loads the best checkpoint, or else the newest one; returns None if there is none.
+        """Loads the checkpoint marked as best, or else the newest; returns None if there is none.
 
         Args:
             x: arrays or a data set, as for `predict`; an unbuilt model is built for their shapes.
@@ -387,8 +387,9 @@ class Trainer:
                 keys are the paths of the variables).
 
         Raises:
-            UserError: the path has another ending, nothing was trained or restored yet, or several
-                hosts each hold a part of the weights.
+            UserError: the path has another ending or cannot be written, nothing was trained or
+                restored yet, the model has adapters, or several hosts each hold a part of the
+                weights.
         """
         export.write_weights(self.model, self.executor.averaged_weights(), path)
 
@@ -400,7 +401,7 @@ class Trainer:
     # Methods for one call of `fit`
 
     def _reporting_slow_start(self, verbose: int) -> contextlib.AbstractContextManager[None]:
-        """Returns a context that prints a line if its block, the preparations, takes long."""
+        """Returns a context manager that prints a line if the preparation in it takes long."""
         if not (verbose and self.hosts.chief):
             return contextlib.nullcontext()
         return slow.reporting_if_slow("Preparing the data and the train step")

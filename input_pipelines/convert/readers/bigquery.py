@@ -7,7 +7,7 @@ from tftpu.input_pipelines.convert.readers.reader import Example, Part, ReadOpti
 
 
 class BigQueryReader:
-    """Reads the rows of a table or query, which BigQuery divides into arbitrary streams.
+    """Reader of the rows of a table or query, which BigQuery divides into arbitrary streams.
 
     Args:
         what: `project.dataset.table`, or a query.

@@ -1,4 +1,4 @@
-"""Files of images, in a folder per class or named by an index."""
+"""Readers of image files, in one folder for each class or listed in a table."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ PART_EXAMPLES = 512  # images in a part
 
 
 class ImageReader(OrderedReader):
-    """Reads image files as examples {"image", "label"}.
+    """Reader of image files, as examples {"image", "label", `manifest.SOURCE`: the file's name}.
 
     Args:
         found: the image files and their classes.
@@ -82,7 +82,7 @@ def from_folders(folder: str, options: ReadOptions) -> ImageReader:
 
 
 def from_index(path: str, options: ReadOptions) -> ImageReader:
-    """Returns a reader of the images that a table names."""
+    """Returns a reader of the images that a table lists."""
     return ImageReader(
         image_index.list_in_index(path, options.classes, options.num_classes), options
     )

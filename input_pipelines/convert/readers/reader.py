@@ -24,8 +24,8 @@ class ReadOptions:
         tokenizer, end_of_text, context: for text; see `packing`.
         field: the field or column of a table that holds the text.
         snapshot: for BigQuery: the point in time to read, such as 2026-11-20T12:00:00Z.
-        classes: for images: the names of all classes in the order of their ids; (): the names that
-            are found.
+        classes: for images: the names of all classes in the order of their ids; (): the names in
+            the source.
         num_classes: the number of class ids; 0: in an index, one more than the highest id. Records
             of images without a manifest need it, or `classes`.
         image_feature, label_feature: for records of images without a manifest: the features' names.
@@ -68,8 +68,8 @@ class SkippedFile:
     """A file that a reader left out.
 
     Attributes:
-        file: its name in the source.
-        why: the reason.
+        file: the name of the file in the source.
+        why: the reason, as the end of a sentence.
     """
 
     file: str
@@ -95,7 +95,7 @@ class Reader(Protocol):
 
     @property
     def ordered(self) -> bool:
-        """True if the parts and the order of their examples are the same each time."""
+        """True if the parts and the order of their examples are the same at each reading."""
         ...
 
     def read_examples(self, part: Part) -> "Iterator[Example | SkippedFile]":
@@ -111,7 +111,7 @@ class Reader(Protocol):
 
 
 class OrderedReader:
-    """The base class of readers whose parts and examples are the same each time.
+    """The base class of readers whose parts and examples are the same at each reading.
 
     Args:
         features: the features of an example.

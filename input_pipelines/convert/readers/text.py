@@ -22,7 +22,7 @@ PART_BYTES = 64 << 20
 
 
 class TextReader(OrderedReader):
-    """Reads text files (a document each), or JSON and tables (a document in each record), packed.
+    """Reader of text files (one document each) and of JSON and tables (one in each record), packed.
 
     Args:
         patterns: the patterns of the files, separated by commas; a file that matches several of
@@ -31,7 +31,8 @@ class TextReader(OrderedReader):
         prefix: the text before the patterns in the user's command, for error messages.
 
     Raises:
-        UserError: an option is not allowed, or a pattern matches no text.
+        UserError: an option is not allowed, the tokenizer cannot be used, or a pattern matches no
+            text.
     """
 
     def __init__(self, patterns: str, options: ReadOptions, prefix: str = "text:"):

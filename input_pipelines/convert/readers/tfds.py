@@ -74,7 +74,7 @@ def _describe_feature(name: str, kind: Any) -> Feature:
     """Returns the record feature that stores a feature of TFDS.
 
     Raises:
-        UserError: records cannot hold it.
+        UserError: records cannot hold the feature.
     """
     import tensorflow_datasets as tfds
 

@@ -42,7 +42,7 @@ def choose_reader(folder: str, options: ReadOptions) -> "ShardReader | ImageReco
 
 
 class ShardReader(OrderedReader):
-    """Reads a split of a data set of shards with a manifest.
+    """Reader of a split of a data set of shards with a manifest.
 
     Args:
         folder: the folder of the data set.
@@ -75,7 +75,7 @@ class ShardReader(OrderedReader):
 
 
 class ImageRecordReader(OrderedReader):
-    """Reads TFRecord files of images without a manifest, as examples {"image", "label"}.
+    """Reader of TFRecord files of images without a manifest, as examples {"image", "label"}.
 
     Args:
         folder: the folder of the files.

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-# Third-party packages, tests (a third of the text), and generated tables.
+# Folders of third-party packages, tests (a third of the text), and generated tables.
 _LEFT_OUT = {
     "site-packages",
     "dist-packages",
@@ -61,5 +61,5 @@ class PythonSource(tfds.core.GeneratorBasedBuilder):
 
 
 def _is_for_testing(path: Path) -> bool:
-    """Returns whether a file is for testing: about one in fifty, by a hash of its name."""
+    """Returns whether a file is for testing: about one in fifty, by a hash of its path."""
     return hashlib.sha256(path.as_posix().encode()).digest()[0] * 50 < 256

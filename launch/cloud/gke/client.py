@@ -63,7 +63,7 @@ class ClusterNamespace:
     context: str | None
 
     def check(self) -> None:
-        """Raises `UserError` if the cluster cannot be reached, or has no JobSet API."""
+        """Raises `UserError` if the cluster cannot be reached or used, or has no JobSet API."""
         try:
             self._call("looking for JobSets", "list_namespaced_custom_object", limit=1)
         except NotFoundError as error:
@@ -77,10 +77,10 @@ class ClusterNamespace:
             ) from lost
 
     def create(self, created: JobSet) -> None:
-        """Creates a JobSet. A lost answer is not an error if the JobSet exists.
+        """Creates a JobSet. If the answer is lost, looks for the JobSet.
 
         Raises:
-            UserError: the request was rejected or never arrived.
+            UserError: the request was rejected, or no answer came and there is no such JobSet.
             ConnectionLost: no answer came, and it is unknown whether the JobSet exists.
         """
         try:
@@ -184,7 +184,7 @@ def connect(namespace: str, context: str | None) -> ClusterNamespace:
 
     # The type of `Configuration` differs between the client's versions.
     settings: Any = client.Configuration()
-    settings.retries = False  # `waiting.retry` repeats those requests that are safe to repeat
+    settings.retries = False  # `waiting.retry` repeats only requests that are safe to repeat
     try:
         api = config.new_client_from_config(
             config_file=os.environ.get("KUBECONFIG") or None,

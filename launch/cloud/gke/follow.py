@@ -24,7 +24,8 @@ def watch(cluster: ClusterNamespace, name: str, queue_s: float = math.inf) -> No
             After that time the JobSet is deleted.
 
     Raises:
-        UserError: the run failed, or its pods did not start, or the cluster cannot be reached.
+        UserError: the run failed, its pods did not start in time, there is no such JobSet, or the
+            cluster rejects a request.
     """
     with waiting.watching(describe_running(cluster, name)):
         _JobSetWatcher(cluster, name, queue_s).follow()
@@ -41,7 +42,7 @@ def describe_running(cluster: ClusterNamespace, name: str) -> str:
 
 
 class _JobSetWatcher:
-    """Follows a JobSet. The arguments are those of `watch`."""
+    """A follower of a JobSet. Its arguments are those of `watch`."""
 
     def __init__(self, cluster: ClusterNamespace, name: str, queue_s: float):
         self._cluster = cluster
@@ -151,6 +152,6 @@ def _count_restarts(jobset: JobSet) -> int:
 
 
 def _count_expected_pods(jobset: JobSet) -> int:
-    """Returns the number of pods that a JobSet has when all run."""
+    """Returns the number of pods of a JobSet when all of them exist."""
     jobs = jobset["spec"]["replicatedJobs"]
     return sum(j.get("replicas", 1) * j["template"]["spec"]["parallelism"] for j in jobs)

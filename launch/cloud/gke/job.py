@@ -1,8 +1,8 @@
 """The request of `tftpu launch gke`: a JobSet that trains a config on a slice of TPUs.
 
 The JobSet is a dictionary with the field names of its API
-(https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2). A dry run prints what would be sent,
-which `kubectl apply --filename=FILE` takes as well.
+(https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2). A dry run prints it as YAML, which
+`kubectl apply --filename=FILE` accepts.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class GkeJob(job.CloudJob):
     Attributes:
         namespace: the namespace of the cluster.
         image: container image with bash and Python.
-        restarts: how often all pods are started again, after a preemption or a failure.
+        restarts: the largest number of restarts of all pods, after preemptions or failures.
     """
 
     namespace: str
@@ -53,7 +53,7 @@ class GkeJob(job.CloudJob):
         """Returns the JobSet to create.
 
         Raises:
-            UserError: a value that Kubernetes would reject.
+            UserError: a label is not allowed, or tftpu itself sets it.
         """
         metadata: dict[str, Any] = {
             "name": name,
@@ -145,7 +145,7 @@ class GkeJob(job.CloudJob):
 
 
 def check_slice(wanted: Slice) -> None:
-    """Raises `UserError` for a slice that GKE does not have."""
+    """Raises `UserError` for a slice that GKE does not have, or slices that it cannot join."""
     if wanted.generation.name not in _ACCELERATORS:
         raise UserError(
             f"GKE has no slice {wanted.name}, only slices of {', '.join(_ACCELERATORS)}. "

@@ -11,8 +11,8 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
 _CLOCKS_S = 60  # seconds by which the node's clock and this machine's may differ
-# Ranks of the exit codes of pods that lost another host or that a signal stopped. Any other code is
-# the cause of a failure, and is reported first.
+# Ranks of exit codes that are consequences of another pod's failure or of a signal. Any other code
+# has rank 0, because it may be the cause of a failure. The code of lowest rank is reported.
 _CONSEQUENCES = {137: 1, 143: 2, ExitCode.PREEMPTED: 3, ExitCode.HOST_LOST: 4}
 _OUT_OF_MEMORY = "OOMKilled"
 

@@ -33,14 +33,14 @@ def choose_name(folder: Path) -> str:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Returns the files to send, by their path in the folder, sorted.
+    """Returns the contents of the files to send, by their path in the folder, sorted.
 
     Args:
         folder: an absolute path.
 
     Raises:
-        UserError: a file looks like a secret, a link leads to something that is not sent, or the
-            files are too large.
+        UserError: a file looks like a secret, a link leads to something that is not sent, the
+            files are too large, or there are .gitignore files but no git.
     """
     names = _list_files(folder)
     _check_links(folder, names)
@@ -77,11 +77,11 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 def measure_data(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns the sizes in bytes of files and folders with more than `ASKED` bytes of data.
+    """Returns the bytes of data in each top-level file or folder (NAME/) with more than `ASKED`.
 
     Args:
         sizes: the sizes in bytes of the files to send, by their path in the folder. Files larger
-            than `ASKED`, and files without a suffix of code or text, count as data.
+            than `ASKED`, and files without a suffix in `_CODE`, count as data.
     """
     found: dict[str, int] = {}
     for name, size in sizes.items():

@@ -13,7 +13,7 @@ from tftpu.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class ExternalImport:
-    """The first import of a module that is not in the folder.
+    """The first import of a module that is not in the config's folder.
 
     Attributes:
         module: its top-level name, such as "pandas".
@@ -27,7 +27,7 @@ class ExternalImport:
 
 
 def find_external(files: dict[str, bytes], start: str) -> list[ExternalImport]:
-    """Returns the imports of a file from outside its folder, also through files in the folder.
+    """Returns the modules outside a folder that a file in it imports, directly or through others.
 
     Left out are the standard library, imports for type checkers only, and imports that may fail (in
     a `try` with an `except ImportError`).
@@ -71,11 +71,11 @@ def _to_module(file: str) -> str:
 
 
 def trace_modules(folder: Path, start: str) -> tuple[set[str], set[str], set[str]]:
-    """Returns a module's imports from a folder, its other imports, and all names in the code.
+    """Returns a module and its imports in a folder, its other imports, and all names in the code.
 
     All import statements count, also those in functions, except those for type checkers. Only
-    imported files are read, and invalid Python counts as importing nothing. The names are all
-    names in the code of these modules: of variables, of attributes and in imports.
+    imported files are read, and invalid Python counts as importing nothing. The names are those of
+    variables, of attributes and in imports, in the code of the modules in the folder.
 
     Args:
         folder: the folder of the module.

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def list_pins() -> list[str]:
-    """Returns `name==version` of each of tftpu's own requirements, as installed here, sorted."""
+    """Returns the sorted `name==version` of tftpu's requirements here, except `_NOT_PINNED`."""
     versions = {name: _find_version(name) for name in _list_requirements("tftpu")}
     return [
         f"{name}=={version}"

@@ -1,8 +1,8 @@
 """Finds files that look like secrets, by their names and by their content.
 
 Detectors of `detect-secrets`, and patterns for what it lacks, find tokens of known forms. Its
-detectors by entropy, by names of variables or by a few letters (such as `APCalculator` for
-Artifactory) are left out, because they find something in most projects. A line with the comment
+detectors by entropy, by names of variables or by a few letters (one takes `APCalculator` for a key
+of Artifactory) are left out: they find something in most projects. A line with the comment
 `pragma: allowlist secret` is not searched.
 """
 

@@ -19,7 +19,7 @@ from tftpu.storage import buckets
 _CODE = "code.tar.gz"
 _CONSTRAINTS = "constraints.txt"
 _OVERRIDES = "overrides.txt"
-_SHOWN = 30  # maximum number of files listed of the config's folder
+_SHOWN = 30  # maximum number of files that the list of the config's folder names
 # Overrides that never install these packages, even if another package requires them: they would
 # overwrite files of the TensorFlow wheel that the engine's extra installs.
 _NEVER = {
@@ -125,7 +125,8 @@ def pack(config: str, package: str | None, engine: str = "tensorflow") -> Shipme
         engine: the name of the engine that trains on the machine.
 
     Raises:
-        UserError: the folder holds a secret or is too large, or a package would be missing.
+        UserError: the folder holds a secret or is too large, git ignores the config, code is not
+            valid Python, or a package would be missing.
     """
     files, code, folder = {}, {}, None
     if package is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CREATE_TIMEOUT_S = 60.0
 DELETE_TIMEOUT_S = 600.0
-# Seconds after `--timeout` at which the wait for an exit code ends: the code may have been lost.
+# Seconds to wait for an exit code beyond `--timeout`; after that, the code counts as lost.
 OVERDUE_S = 3600.0
 _GONE = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
 
@@ -52,7 +52,8 @@ def train(client: "TpuClient", order: TpuVmJob) -> None:
         order: the slice to rent, and the run on it.
 
     Raises:
-        UserError: no slice was available, or the run failed.
+        UserError: the request was rejected, no slice was available, a slice other than a spot
+            slice was preempted, or the run failed.
     """
     order.ship()
     while True:

@@ -137,7 +137,7 @@ def as_yaml(order: TpuVmJob) -> str:
 
 
 def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot: bool) -> str:
-    """Returns a line with the slice's price per hour, and the run's price if preflight knows it.
+    """Returns a line with a slice's price per hour, and with `preflight` the price of the steps.
 
     Args:
         wanted: the slice.

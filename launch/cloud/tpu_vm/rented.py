@@ -66,7 +66,7 @@ def format_resource(project: str, zone: str, name: str) -> str:
 
 
 def from_resource(found: "QueuedResource") -> RentedSlice:
-    """Reads a slice from Cloud TPU's answer: the run's folder and limits are in its startup script.
+    """Returns the slice of a request, with the values that are in the request's startup script.
 
     Raises:
         UserError: the slice was not requested by `tftpu launch tpu-vm`.

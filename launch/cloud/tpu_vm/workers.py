@@ -10,8 +10,8 @@ from tftpu.launch.cloud.tpu_vm.rented import RentedSlice, name_log
 
 # Seconds after the first exit code for which the other workers' codes are awaited.
 OTHERS_S = 900.0
-# Ranks of exit codes: the run's code is the one of lowest rank. All other codes have rank 0,
-# because they come from workers that failed by themselves.
+# Ranks of exit codes: the run's code is the worker's code of lowest rank. Codes not listed have
+# rank 0, because they come from workers that failed by themselves.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}
 
 

@@ -21,7 +21,7 @@ def follow_run(client: "JobServiceClient", name: str) -> None:
         name: resource name of the job.
 
     Raises:
-        UserError: the job failed, was cancelled, or cannot be reached.
+        UserError: the job failed, was cancelled, cannot be reached, or is not a run of tftpu.
     """
     folders: list[google_cloud.BucketFolder] = []
 
@@ -77,7 +77,7 @@ def follow_search(client: "JobServiceClient", name: str) -> None:
 
 
 def format_page_url(name: str) -> str:
-    """Returns the address of a job's page in the console, which the SDK prints as well."""
+    """Returns the address of a job's page in the console, in the form that the SDK prints."""
     project, region, number = name.split("/")[1::2]
     console = "https://console.cloud.google.com/agent-platform"
     return f"{console}/locations/{region}/training/{number}?project={project}"

@@ -29,14 +29,15 @@ class VertexOptions(ProjectOptions, JobOptions):
     def build_job(
         self, experiment: Experiment, tensorboard: str | None = None
     ) -> training_job.VertexJob:
-        """Returns the job; a dry run has placeholders for missing values.
+        """Returns the job to create; in a dry run, placeholders stand for missing values.
 
         Args:
             experiment: the experiment to train.
             tensorboard: resource name of a Vertex AI TensorBoard.
 
         Raises:
-            UserError: a value is missing, or Vertex AI does not train the experiment on the slice.
+            UserError: a value or the client library is missing, or Vertex AI does not train the
+                experiment on the slice.
         """
         wanted = parse_slice(self.slice)
         training_job.check_slice(wanted)
@@ -53,5 +54,5 @@ class VertexOptions(ProjectOptions, JobOptions):
 
 
 def format_image(region: str, project: str, name: str) -> str:
-    """Returns the address of an image of this tftpu in the project's registry."""
+    """Returns the address of the container image of this tftpu version in a project's registry."""
     return f"{region}-docker.pkg.dev/{project}/tftpu/{name}:{__version__}"

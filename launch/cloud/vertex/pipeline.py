@@ -23,7 +23,7 @@ _MODULE = "google_cloud_pipeline_components.container.v1.custom_job.launcher"
 _FILES = ("images", "index", "text", "tfrecord")  # kinds of sources that are files
 _SOURCES = (*_FILES, "tfds", "bigquery")
 _PREDICTED = ("images", "tfrecord", "bigquery")
-_SPLITS = ("evaluation", "training")  # splits that can be predicted in place of a source
+_SPLITS = ("evaluation", "training")  # values of --predict that name a split of the data
 # Placeholder for the run's folder in the training request, until it is known.
 _RUN = "folder-of-the-run"
 
@@ -51,7 +51,7 @@ class VertexPipeline:
     cron: str | None = None
 
     def check(self) -> None:
-        """Raises `UserError` for wrong values, with which a step of the pipeline would fail."""
+        """Raises `UserError` if the source, the records to predict or the schedule is invalid."""
         for flag, given, kinds, splits in (
             ("source", self.source, _SOURCES, ()),
             ("predict", self.predict, _PREDICTED, _SPLITS),
@@ -104,14 +104,14 @@ class VertexPipeline:
             layout.add(shipment.config, folder, gate, shlex.join(training.overrides))
 
         made: Any = pipeline
-        # Not kfp's YAML: it begins with a comment of the defaults, which lines of `setup` break.
+        # Not kfp's YAML: a comment in it lists the defaults, and line breaks in `setup` end it.
         return json_format.MessageToDict(made.pipeline_spec)
 
     def build_pipeline_job(self) -> Spec:
         """Returns the PipelineJob to create.
 
         Raises:
-            UserError: a value that Vertex AI would reject.
+            UserError: Vertex AI would reject a value of the training job.
         """
         training = self.training
         found: Spec = {
@@ -125,7 +125,7 @@ class VertexPipeline:
         return found
 
     def as_yaml(self, created: Spec) -> str:
-        """Formats a job's compiled pipeline, with the list of files to send in a comment."""
+        """Formats a job's compiled pipeline as YAML; a comment lists the files that are sent."""
         training = self.training
         place = f"pipeline for Vertex AI, project {training.project}, region {training.region}"
         times = f"at {self.cron}" if self.cron else "once"
@@ -134,8 +134,8 @@ class VertexPipeline:
     def _build_train_task(self, run: Any) -> Any:
         """Returns the task that creates the custom job and waits for its end.
 
-        The service itself restarts a job whose machines are lost. After any other end, such as the
-        time limit, a new attempt would end in the same way and cost again.
+        The task is not retried. The service itself restarts a job whose machines are lost; after
+        another end, such as the time limit, a new attempt would end the same way and cost again.
         """
         from kfp import dsl
 

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from tftpu.launch.cloud.vertex.pipeline import Spec
 
 
-OUTPUTS = "/pipelines"  # subfolder of the workdir that Vertex AI Pipelines writes
+OUTPUTS = "/pipelines"  # subfolder of the workdir to which Vertex AI Pipelines writes
 
 
 class PipelineClients(NamedTuple):
-    """The SDK's clients for a region."""
+    """The SDK's clients for the pipelines and the schedules of a region."""
 
     pipelines: "PipelineServiceClient"
     schedules: "ScheduleServiceClient"
 
 
 def create_clients(region: str) -> PipelineClients:
-    """Returns the SDK's clients for a region."""
+    """Returns the SDK's clients for the pipelines and the schedules of a region."""
     from google.cloud import aiplatform_v1 as v1
 
     return PipelineClients(
@@ -91,7 +91,7 @@ def submit_schedule(given: PipelineClients, training: Training, created: "Spec",
     wanted = {
         "displayName": created["displayName"],
         "cron": cron,
-        # Two runs at a time would pay for two slices, so no run starts while another one runs.
+        # Two runs at a time would cost two slices, so no run starts while another one runs.
         "maxConcurrentRunCount": "1",
         "createPipelineJobRequest": {"parent": training.parent, "pipelineJob": created},
     }
@@ -113,7 +113,7 @@ def watch(given: PipelineClients, name: str) -> None:
     After Ctrl-C the pipeline continues.
 
     Raises:
-        UserError: the pipeline failed, was cancelled, or cannot be reached.
+        UserError: the pipeline failed or was cancelled, or the service cannot be reached.
     """
     get, states = given.pipelines.get_pipeline_job, waiting.StateLog()
     again = f"`tftpu launch vertex-attach {name}` follows it again."
@@ -136,7 +136,7 @@ def watch(given: PipelineClients, name: str) -> None:
 
 
 def resolve_run_folder(workdir: str, name: str) -> str:
-    """Returns a pipeline run's folder, named after the run's ID, the end of its resource name."""
+    """Returns the folder of a pipeline run in a workdir, given the run's resource name."""
     return f"{workdir}/{name.rpartition('/')[2]}"
 
 
@@ -151,7 +151,7 @@ def _describe_failure(found: Any) -> str:
 
 
 def format_page_url(name: str) -> str:
-    """Returns the address of a run in the console."""
+    """Returns the URL of a pipeline run in Google Cloud's console, given its resource name."""
     project, region, number = name.split("/")[1::2]
     return _format_console_url(project, f"locations/{region}/runs/{number}")
 
@@ -161,11 +161,11 @@ def _format_console_url(project: str, what: str) -> str:
 
 
 def explain_how_to_end(name: str) -> str:
-    """Returns a line with the name of a run and the console page that cancels it."""
+    """Returns a line with the name of a pipeline run and the console page that can cancel it."""
     return f"The run is {name}; {format_page_url(name)} shows and cancels it."
 
 
 def explain_how_to_end_schedule(training: Training, name: str) -> str:
-    """Returns a line with the name of a schedule and the console page that deletes it."""
+    """Returns a line with the name of a schedule and the console page that can delete it."""
     page = _format_console_url(training.project, "schedules")
     return f"The schedule is {name}; {page} shows, pauses and deletes it."

@@ -38,7 +38,7 @@ _OWN = {
     "cluster": "tftpu checks the slice of all trials, and installs the engine for it",
     "train.writers": "the trials report their metrics through it",
 }
-_CLOSEST = 1e-10  # minimum difference between two numeric values of a choice
+_CLOSEST = 1e-10  # numeric values of a choice must differ by more than this
 _MOST = 1000  # maximum number of numeric values in a choice
 _MOST_TRIALS = 2**31 - 1  # the largest number of trials that fits the field, an int32
 # Lines of bash that build the flags of a trial. Its folder is named after its number, so a
@@ -54,7 +54,7 @@ class VertexSearch:
     """A hyper-parameter search to create.
 
     Attributes:
-        order: the job of a trial: its project, its slice and the files that are sent to it.
+        order: the custom job that each trial runs, with its project, its slice and its files.
         space: the fields to search, and the values that they may take.
         experiment: the experiment that has these fields.
         metric: the evaluation metric by which trials are compared.
@@ -77,7 +77,7 @@ class VertexSearch:
         """Returns the HyperparameterTuningJob to create, under a unique name.
 
         Raises:
-            UserError: a value that Vertex AI would reject, or cannot express.
+            UserError: Vertex AI would reject a value of the search, or cannot express it.
         """
         self._check()
         name = job.make_unique_name(self.order.config)
@@ -93,7 +93,7 @@ class VertexSearch:
         }
 
     def resolve_folder(self, name: str) -> str:
-        """Returns the folder of a job's trials. No two jobs share a folder."""
+        """Returns the folder of a job's trials, which no other job uses."""
         return f"{self.order.workdir}/{name}"
 
     def as_yaml(self, created: Spec) -> str:
@@ -113,7 +113,7 @@ class VertexSearch:
         }
 
     def _build_container(self) -> dict[str, Any]:
-        """Returns a trial's container command, to which the service appends arguments."""
+        """Returns a container's command, arguments (the service adds more) and environment."""
         writers = dict.fromkeys([*self.experiment.train.writers, "hypertune"])
         order = self.order
         before = _TRIAL % ("/logs" if order.tensorboard else "")
@@ -175,10 +175,10 @@ class VertexSearch:
 
 
 def build_parameters(space: Sequence[Dimension], experiment: Experiment) -> list[Spec]:
-    """Returns the ParameterSpecs of a space. Conditional ones are inside their parents.
+    """Returns the ParameterSpecs of a space; a conditional one is nested in that of its parent.
 
     Args:
-        space: the dimensions; one on which others depend comes before them.
+        space: the dimensions; each comes after the one on which it depends.
         experiment: the experiment that has their fields.
 
     Raises:
@@ -216,7 +216,7 @@ def _build_parameter(dimension: Dimension, experiment: Experiment) -> Spec:
 
 
 def _parse_numbers(dimension: Dimension, experiment: Experiment) -> list[float]:
-    """Returns the numbers of a choice, sorted; [] if a value is not a number."""
+    """Returns the values of a choice as sorted numbers; [] if one of them is not a number."""
     field = dimension.field
     values = [
         config_flags.parse_override(experiment, f"--config.{field}={text}")

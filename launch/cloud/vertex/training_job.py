@@ -1,8 +1,8 @@
 """The request of `tftpu launch vertex`: a Vertex AI custom job that trains a config.
 
 The specification is a dictionary with the field names of the service's REST interface
-(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). A dry run prints what
-would be sent, which `gcloud ai custom-jobs create --config=FILE` takes as well.
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). A dry run prints it as
+YAML, which `gcloud ai custom-jobs create --config=FILE` also reads.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from tftpu.launch.cloud import job
 from tftpu.launch.cloud.launchers import suggest_launcher
 from tftpu.tpu.slices import Slice
 
-# Accelerator and machine types; a worker pool of one replica is one slice of any size:
+# Accelerator types, and prefixes of machine types. One replica of a worker pool is a whole slice:
 # https://cloud.google.com/vertex-ai/docs/training/configure-compute and training-with-tpu-vm
 _FIXED = {"v2-8": "TPU_V2", "v3-8": "TPU_V3"}
 _FAMILIES = {"v5e": "ct5lp-hightpu", "v6e": "ct6e-standard"}
@@ -58,7 +58,7 @@ class VertexJob(job.CloudJob):
         """Returns the CustomJob to create, under a unique name.
 
         Raises:
-            UserError: a value that Vertex AI would reject.
+            UserError: Vertex AI would reject a value of the job.
         """
         arguments = self.build_arguments(self.run_folder)
         command = job.build_container_command(self.shipment, self.workdir, arguments)
@@ -72,11 +72,11 @@ class VertexJob(job.CloudJob):
         """Returns the specification of a job.
 
         Args:
-            container: the fields of its container, without the image.
+            container: the fields of the job's container, without the image.
             output: "gs://bucket/folder"; the container's AIP_CHECKPOINT_DIR is a folder in it.
 
         Raises:
-            UserError: a value that Vertex AI would reject.
+            UserError: Vertex AI would reject a value of the job.
         """
         machine = _build_machine_spec(self.slice)
         if self.tensorboard:
@@ -128,7 +128,7 @@ class VertexJob(job.CloudJob):
 
 
 def check_slice(wanted: Slice) -> None:
-    """Raises `UserError` for a slice that custom jobs of Vertex AI cannot have."""
+    """Raises `UserError` for a slice on which custom jobs of Vertex AI cannot run."""
     if wanted.slices > 1:
         raise UserError(
             f"A custom job of Vertex AI has one slice, but {wanted.name} are {wanted.slices} "

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 CONFIG = "TFTPU_CONFIG"  # environment variable with the name of the config, read by `report`
 _ROWS = 5  # maximum number of trials shown, the best first
 _ENDED = ("SUCCEEDED", "INFEASIBLE")
-# A flag of each trial that is left out of the best trial's command: only the job needs it.
+# The command that trains the best trial again omits this flag, which only the search needs.
 _WRITERS = f"--{OVERRIDE}train.writers="
 
 
 def format_ended(job: "HyperparameterTuningJob") -> dict[str, str]:
-    """Returns a line for each trial that has ended, by the number of the trial."""
+    """Returns a line of text for each trial that has ended, by the trial's number as a string."""
     return {trial.id: _format_row(trial) for trial in job.trials if trial.state.name in _ENDED}
 
 
 def report(job: "HyperparameterTuningJob") -> str:
-    """Returns lines with the best trials, and the command that trains the best one again.
+    """Returns a text with the best trials, and the command that trains the best one again.
 
     Args:
         job: the job as the service describes it.
@@ -54,7 +54,7 @@ def list_overrides(trial: "Trial") -> list[str]:
 
 
 def _select_overrides(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides that all trials share, except `train.writers`, which no rerun needs."""
+    """Returns the overrides among the arguments that all trials share, except `train.writers`."""
     overrides = [text for text in arguments if text.startswith(f"--{OVERRIDE}")]
     return [text for text in overrides if not text.startswith(_WRITERS)]
 

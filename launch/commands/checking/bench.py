@@ -1,6 +1,6 @@
 """Times a config's training step, its input pipeline and both together.
 
-With --compare, Keras's own fit takes part. The contestants take turns of a few steps, so that
+With --compare, Keras's own fit is timed as well. All of these take turns of a few steps, so that
 other load on the machine affects them alike; medians over the turns are printed.
 
     tftpu bench digits_resnet --compare
@@ -22,7 +22,7 @@ class Options(RunOptions):
 
 
 def run(options: Options) -> None:
-    """Prints each contestant's milliseconds per step, and the trainer's ratio to each other one."""
+    """Prints each contestant's milliseconds per step, and the trainer's time relative to it."""
     experiment = options.load_experiment()
     words = [f"--config={options.config}", *options.overrides]
     experiment.cluster.mesh = mesh_choice.choose_mesh(experiment.cluster, words)

@@ -35,7 +35,7 @@ def run(options: Options) -> None:
     """Prints the report on this machine.
 
     Raises:
-        UserError: the machine has a problem; the report says which.
+        UserError: the machine has a problem, which the report describes, or a flag is wrong.
     """
     experiment = None
     if options.config:

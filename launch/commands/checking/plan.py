@@ -92,14 +92,14 @@ class Options(finished.ConfigOrRunOptions):
             raise UserError(f"--json={self.json} is a folder: name a file in it.")
 
     def list_slices(self, engine: str) -> list[Slice]:
-        """Returns the slices to choose from, each once."""
+        """Returns the slices of --slices, or the engine's default slices, without duplicates."""
         names = self.slices or _SLICES[engine]
         return list({one.name: one for one in map(parse_slice, names.split(","))}.values())
 
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the best candidates, and keeps all results in the workdir."""
+    """Prints the best candidates, and records all verdicts in the workdir."""
     options.validate()
     with slow.reporting_if_slow(f"Loading {options.config}"):
         experiment = options.load_experiment()
@@ -138,7 +138,7 @@ def _open_journal(options: Options, space: Space) -> Journal:
 def _search_known(
     options: Options, space: Space, targets: Sequence[Slice], journal: Journal
 ) -> Search | None:
-    """Returns the search if the journal suffices to complete it; otherwise None."""
+    """Returns the search if recorded verdicts suffice to complete it; otherwise None."""
     if space.experiment.train.epochs is not None or journal.facts is None:
         return None
     if not space.list_states(targets).keys() <= journal.facts.states.keys():
@@ -149,7 +149,7 @@ def _search_known(
 
 
 def _search(options: Options, space: Space, targets: Sequence[Slice], journal: Journal) -> Search:
-    """Compiles candidates and prints the best ones, also after Ctrl-C."""
+    """Compiles candidates and prints the best ones, even if interrupted; returns the search."""
     with slow.reporting_if_slow("Loading TensorFlow"):
         selection.choose_backend(space.plan_cluster())
         import_tensorflow()
@@ -198,7 +198,7 @@ def _build_search(options: Options, space: Space, targets: Sequence[Slice], fact
 
 
 def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
-    """Returns a line on the priced run: parameters, steps, batch, optimizer, precision, engine."""
+    """Describes the run in a line: parameters, steps, batch, optimizer, precision, engine, aim."""
     engine = "JAX" if space.has_mesh else "TensorFlow"
     batch = counted(space.experiment.data.global_batch_size, "example")
     size = f"{counted(facts.parameters, 'parameter')}, " if facts else ""
@@ -211,7 +211,7 @@ def _describe_run(space: Space, goal: Goal, facts: Facts | None) -> str:
 
 
 def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
-    """Returns lines with the command that trains a candidate, and what the user must add."""
+    """Returns lines with the command that trains a candidate, and one to check it or a remark."""
     words = options.overrides, best, space
     if not finished.is_run(options.config):
         more = table.format_command("preflight", options.config, *words)
@@ -228,7 +228,7 @@ def _list_command(options: Options, best: Candidate, space: Space) -> list[str]:
 
 
 def _list_others(options: Options, others: Sequence[Candidate], space: Space) -> list[str]:
-    """Returns lines with `tftpu preflight` commands for `others`, the best of each other slice."""
+    """Returns lines with `tftpu preflight` commands for the best candidates of other slices."""
     if not others or finished.is_run(options.config):
         return []
     lines = ["On the other slices:"]

@@ -128,7 +128,7 @@ class Options(ConfigOrRunOptions):
 
 @interrupts.answering_sigterm()
 def run(options: Options) -> None:
-    """Prints the report or the comparison, and writes the report to files."""
+    """Prints the report, a comparison or the price of text; writes the report to files."""
     options.validate()
     if options.generate:
         _price_text(options)
@@ -219,7 +219,7 @@ def _read_or_compile_report(options: Options) -> "Report":
 
 
 def _find_or_compile_report(options: Options) -> "Report":
-    """Returns the cached report of the config, or compiles the config.
+    """Returns the cached report of the config; without one, compiles the config.
 
     The config is loaded right before it is compiled. Configs in two folders may import modules of
     the same name, and only those of the config that was loaded last are found.

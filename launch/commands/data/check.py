@@ -95,7 +95,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
     Args:
         experiment: the experiment.
         options: options of the command.
-        own: whether the model's class is the user's; such a model is built to check it.
+        own: whether the model's class is the user's; the checks then build the model.
     """
     data, prepared, hosts = experiment.data, experiment.prepared_data, options.hosts
     with reporting("Opening the data"):
@@ -140,7 +140,7 @@ def inspect_data(experiment: Experiment, options: Options, own: bool) -> Iterato
 
 
 def read_needs(experiment: Experiment, options: Options) -> tuple[dict[str, float], str]:
-    """Returns the examples/s that each slice needs, and a text: their source, or how to get them.
+    """Returns the examples/s that each slice needs, and a text on their source or how to get them.
 
     Args:
         experiment: the experiment.

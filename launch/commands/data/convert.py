@@ -133,5 +133,5 @@ def run(options: Options) -> None:
 
 
 def _split_names(text: str) -> tuple[str, ...]:
-    """Returns the names in a list with commas, without the spaces around them."""
+    """Splits a comma-separated list into names; strips spaces and drops empty names."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

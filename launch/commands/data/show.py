@@ -34,7 +34,7 @@ _SIDE = 192  # approximate side of an image on the sheet, in pixels
 _COLUMNS = 6
 _CHARACTERS = 400  # maximum number of characters shown of a document
 
-Batch = Any  # NumPy arrays, nested as the model takes them
+Batch = Any  # NumPy arrays, nested as in the batches of the data set
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Options(ConfigOrRunOptions):
 
 
 def run(options: Options) -> None:
-    """Draws or prints the first examples from a training step on."""
+    """Draws or prints examples, beginning at a training step."""
     output, examples, step = options.output, options.examples, options.step
     with reporting_if_slow(f"Loading {options.config}"):
         experiment = options.load_experiment()
@@ -84,13 +84,13 @@ def run(options: Options) -> None:
 
 
 def read_examples(data: DataConfig, seed: int, step: int, count: int) -> Batch:
-    """Returns the first `count` examples from a step on, or all if the data have fewer."""
+    """Returns `count` examples, beginning at a training step; fewer if the data end before."""
     import numpy as np
     import tensorflow as tf
 
     whole = data.global_batch_size
-    # Only the first host's shard of a batch is decoded. Its size is the smallest divisor of the
-    # batch size that holds the examples and is even, because augmentation may mix pairs.
+    # Only the first host's shard of a batch is decoded. Its size is the smallest even divisor of
+    # the batch size that holds the examples; even, because augmentation may mix pairs of images.
     shares = [n for n in range(min(count, whole), whole + 1) if whole % n == 0 and n % 2 == 0]
     hosts = whole // min(shares, default=whole)
     with own_code.failures_of_class(getattr(data, "source", data), "training"):
@@ -118,7 +118,7 @@ def format_captions(
     Args:
         data: config of the data.
         labels: class ids, (batch,), or shares of classes, (batch, classes).
-        weights: weights of the examples, (batch,), 0 for damaged records; None: all are 1.
+        weights: weights of the examples, (batch,), 0 for damaged records; None if all are 1.
     """
     lines = _format_labels(data, labels)
     if weights is None:
@@ -209,11 +209,11 @@ def format_documents(data: DataConfig, batch: Batch) -> list[str]:
 
 
 def format_prepared(model: Any, batch: Batch) -> list[str]:
-    """Returns lines with each text as the preprocessor tokenized it, truncated or padded.
+    """Returns lines with the tokens that the preprocessor kept of each text, without padding.
 
     Args:
         model: the KerasHub model of the config.
-        batch: output of its preprocessor; if that has no tokens, no lines are returned.
+        batch: the output of the model's preprocessor; without tokens, [] is returned.
     """
     from tftpu.models.keras_hub import presets
 
@@ -230,7 +230,7 @@ def format_prepared(model: Any, batch: Batch) -> list[str]:
 
 
 def format_tokens(tokenizer: Any, ids: "np.ndarray") -> str:
-    """Returns the text of tokens with the names of special ones, which SentencePiece leaves out."""
+    """Returns the text of tokens, with the names of special tokens that `detokenize` leaves out."""
     special = getattr(tokenizer, "special_token_ids", ())
     hidden = {n: tokenizer.id_to_token(n) for n in special if not tokenizer.detokenize([n])}
     parts = itertools.groupby(ids.tolist(), hidden.get)
@@ -240,7 +240,7 @@ def format_tokens(tokenizer: Any, ids: "np.ndarray") -> str:
 
 
 def format_ranges(batch: Batch) -> list[str]:
-    """Returns a line for each array of a batch: path, dtype, shape, smallest and largest value."""
+    """Returns a line for each array of a batch: path, dtype, shape and, for numbers, the range."""
     import keras
 
     lines = []
@@ -301,7 +301,7 @@ def _cut_to_width(text: str, font: Any, width: int) -> str:
 
 
 def _choose_decoder(data: DataConfig) -> "Callable[[np.ndarray], str]":
-    """Returns a function that converts token ids to text."""
+    """Returns a function that converts token ids to text; to numbers if no tokenizer is known."""
     path = getattr(data, "tokenizer", None)
     if path:
         tokenizer = packing.load_tokenizer(path, "--config.data.tokenizer")

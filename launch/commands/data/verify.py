@@ -23,7 +23,7 @@ def run(options: Options) -> None:
     """Prints each problem with its file and record, or a summary if there are none.
 
     Raises:
-        UserError: the data set differs from its manifest.
+        UserError: the data set has no manifest, or differs from it.
     """
     import_tensorflow()
     from tftpu.input_pipelines.convert import verify

@@ -74,7 +74,7 @@ def run(options: Options) -> None:
 
 
 def _write(path: str, step: int, results: dict[str, float]) -> None:
-    """Writes the metrics as JSON; a number that is not finite becomes null."""
+    """Writes the step and the metrics as JSON; a value that is not finite becomes null."""
     text = json.dumps({"step": step, "metrics": _replace_non_finite(results)}, indent=2)
     try:
         files.write_whole(path, f"{text}\n".encode())

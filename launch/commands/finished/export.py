@@ -1,6 +1,6 @@
 """Exports the best checkpoint of a run for programs without tftpu, and verifies the export.
 
-Inputs are images as uint8 pixels, of any batch size; outputs are scores, classes and class names.
+An image classifier takes batches of uint8 pixels, and returns scores, classes and class names.
 The format's own runtime runs the export, which is discarded if its outputs differ from the model's.
 
     tftpu export runs/digits_resnet --output=model.onnx
@@ -143,7 +143,7 @@ def _describe_crop(data: Images | StreamedImages) -> str:
 
 
 def _choose_format(options: Options) -> str:
-    """Returns the format; raises `UserError` if it does not fit the ending of the path."""
+    """Returns the export's format; raises `UserError` if it does not fit the ending of --output."""
     to = options.output.rstrip("/")
     by_ending = next(name for name, ending in _ENDINGS.items() if to.endswith(ending))
     form = options.format or by_ending
@@ -200,11 +200,11 @@ def _parse_names(listed: str, form: str) -> list[str]:
 
 
 def _as_keras(trainer: "Trainer", experiment: Experiment, form: str) -> "Serving":
-    """Returns the Keras model to export; without a preprocessor, its images are uint8 pixels."""
+    """Returns the Keras model to export; unless it has a preprocessor, images are uint8 pixels."""
     from tftpu.inference.exporting.serving import Serving
     from tftpu.launch.run.experiment import build_plain_model
 
-    # Without the loss and the optimizer, whose classes other machines may not have.
+    # The plain model has no loss and no optimizer, whose classes other machines may not have.
     model: Any = build_plain_model(experiment, trainer)
     if form == "preset" and isinstance(experiment.model, KerasHub):
         from tftpu.models.keras_hub import presets

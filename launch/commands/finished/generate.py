@@ -105,7 +105,7 @@ def run(options: Options) -> None:
 
 
 def _read_input(options: Options) -> bytes:
-    """Checks the flags of the prompt; returns the content of the file; b"" for --prompt."""
+    """Checks --prompt and --input; returns the content of the input file, or b"" for --prompt."""
     if (options.prompt is None) == (options.input is None):
         raise UserError("Give either --prompt=TEXT or --input=FILE, with a prompt on each line.")
     if options.prompt == "":

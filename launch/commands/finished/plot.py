@@ -25,7 +25,7 @@ from tftpu.storage import files, lines
 _FIRST = ("loss", "accuracy", "learning_rate", THROUGHPUT)
 _COLUMNS = 3
 _LEGEND_COLUMNS = 4
-_MARGIN = 20.0  # pixels beside and below the legend
+_MARGIN = 20.0  # pixels of space beside and below the legend
 _POINTS = 30  # curves with fewer points are drawn with markers
 _SPLITS = ("train", "eval")
 
@@ -88,7 +88,7 @@ def run(options: Options) -> None:
 
 
 def choose_labels(workdirs: Sequence[str]) -> list[str]:
-    """Returns a label for each run: its folder's name, or the full path if that is ambiguous."""
+    """Returns the runs' labels: folder names, or paths if names are equal; rejects equal paths."""
     short = [os.path.basename(os.path.normpath(workdir)) for workdir in workdirs]
     if len(set(short)) == len(short):
         return short
@@ -119,10 +119,10 @@ def read_curves(workdir: str) -> RunCurves:
 
 
 def select_metrics(runs: Mapping[str, RunCurves], metrics: str) -> list[str]:
-    """Returns the metrics to draw, in order: the wanted ones, or all metrics of any run.
+    """Returns the metrics to draw, in order: those named in `metrics`, or all if it names none.
 
     Raises:
-        UserError: no run has one of the wanted metrics.
+        UserError: `metrics` names a metric that no run has.
     """
     known = {name for found in runs.values() for name, _ in found.curves}
     wanted = [name.strip() for name in metrics.split(",") if name.strip()]

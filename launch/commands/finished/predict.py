@@ -105,7 +105,7 @@ class Options(DeviceOptions, finished.FinishedRunOptions):
 
 
 def run(options: Options) -> None:
-    """Writes the predictions that do not exist yet."""
+    """Writes the predictions that do not exist yet; with --verify, only checks the files."""
     chosen, machine = _parse_outputs(options.outputs), _parse_machine(options.shard)
     _check_flags(options)
     folder = options.output.rstrip("/")
@@ -205,7 +205,7 @@ def _restore(
 
 
 def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bool:
-    """Writes missing predictions, and a summary; returns whether the rows of all machines exist."""
+    """Writes missing predictions; prints a summary; returns whether all machines' rows exist."""
     from tftpu.inference.predict import predict
 
     progress = ProgressPrinter()
@@ -226,9 +226,9 @@ def _predict(trainer: "Trainer", records: "UnlabelledRecords", job: "Job") -> bo
 
 
 def _describe_best(workdir: str) -> dict[str, Any]:
-    """Returns the best checkpoint of a run as a plan records it; {} if none is marked as best.
+    """Returns the best checkpoint of a run as a plan records it; {} if it is unknown or missing.
 
-    Without one, the newest undamaged checkpoint is used, which is known only after restoring it.
+    The newest undamaged checkpoint is then used, which is known only after it was restored.
     """
     best = result.read_best(workdir)
     if best is None or best.step not in checkpoint.list_steps(files.join(workdir, "checkpoints")):

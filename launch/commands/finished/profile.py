@@ -21,7 +21,7 @@ TOP = 10
 
 
 class Op(NamedTuple):
-    """An operation of a profile: where ("host" or "device"), kind, name, and ms per step."""
+    """An operation of a profile: where ("Host" or "Device"), kind, name, and ms per step."""
 
     where: str
     kind: str
@@ -33,13 +33,13 @@ class Profile(NamedTuple):
     """A summary of a profile.
 
     Attributes:
-        path: its folder.
+        path: the folder of the profile.
         device: "CPU", "TPU" and so on.
-        steps: the number of its steps.
+        steps: the number of profiled steps.
         step_ms: the median, the smallest and the largest milliseconds of a step.
         input_share: the share of the step spent waiting for input.
         device_share: the share of the step spent on the device; 0 on a CPU, which is also the host.
-        ops: its operations, the costliest first.
+        ops: the operations, the costliest first.
     """
 
     path: str
@@ -78,7 +78,7 @@ def read(workdir: str) -> Profile:
     """Reads the newest profile of a workdir.
 
     Raises:
-        UserError: there is no profile, or it holds no complete step.
+        UserError: there is no profile, it is damaged, or it holds no complete step.
     """
     folder = files.join(workdir, "plugins", "profile")
     sessions = files.list_names(folder)
@@ -197,7 +197,7 @@ def _read_step_times(overview: list[dict]) -> list[float]:
 
 
 def _list_ops(traces: list[str], steps: int) -> list[Op]:
-    """Returns all operations, the costliest first."""
+    """Returns the operations, except those of the input pipeline, the costliest first."""
     table = _convert_traces(traces, "framework_op_stats")[0]
     columns = [column["id"] for column in table["cols"]]
     places = [
@@ -241,7 +241,7 @@ def _convert_traces(traces: list[str], tool: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides the output of C++ code to stderr."""
+    """Hides everything that the process writes to stderr, including C++ code's output."""
     with open(os.devnull, "w") as nowhere:
         kept = os.dup(2)
         os.dup2(nowhere.fileno(), 2)

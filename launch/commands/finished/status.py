@@ -106,7 +106,7 @@ def _cut_values(values: Sequence[str]) -> list[str]:
 def _find_differences(values: list[Any], path: str) -> Iterator[tuple[str, list[str]]]:
     """Yields the paths of fields that differ, such as "model.width", and their values as text.
 
-    Objects of different classes are one difference, not one in each of their fields.
+    Objects of different classes count as one difference, whatever their fields are.
     """
     if all(isinstance(value, dict) for value in values) and len(set(map(_name_class, values))) == 1:
         for name in dict.fromkeys(name for value in values for name in value):
@@ -130,7 +130,7 @@ def _name_class(value: dict[str, Any]) -> str:
 
 
 def _describe_value(value: Any, without: Collection[str] = ()) -> str:
-    """Returns a value of a config.json as text; omits the fields of an object in `without`."""
+    """Returns a value of a config.json as text, without the fields that `without` names."""
     if not isinstance(value, dict):
         return value if isinstance(value, str) else json.dumps(value)
     fields = ", ".join(
@@ -145,7 +145,7 @@ def read_status(workdir: str) -> dict[str, Any]:
     """Returns the state of a run: step, speed, time left, checkpoints, metrics and use of time.
 
     Raises:
-        UserError: no run was ever started there.
+        UserError: no run was started there, or the folder holds a search.
     """
     account, holder = goodput.read(workdir), locks.find_holder(workdir)
     if holder and (account is None or account.process != holder.process):
@@ -204,7 +204,7 @@ def _find_config(workdir: str) -> str | None:
 
 
 def format_status(record: dict[str, Any]) -> list[str]:
-    """Formats a status for people."""
+    """Formats the result of `read_status` as lines of text."""
     if record["state"] in ("starting", "prepared"):
         rows = [("state", _IN_WORDS[record["state"]])]
         rows += [("process", record["process"])] if "process" in record else []
@@ -276,7 +276,7 @@ def _describe_state(record: dict[str, Any]) -> str:
 
 
 def _is_alive(workdir: str, account: goodput.Record) -> bool:
-    """Returns whether a process uses the workdir: it holds the lock, or has written recently."""
+    """Returns whether a process locks the workdir or, if unknown, wrote to it in the last 2 min."""
     held = locks.is_locked(workdir)
     return abs(time.time() - account.updated) < _SILENT if held is None else held
 

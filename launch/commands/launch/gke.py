@@ -41,7 +41,7 @@ def run(options: Options) -> None:
     """Prints the JobSet, or creates it and waits for its end.
 
     Raises:
-        UserError: a value that GKE would reject, a missing value, or the run failed.
+        UserError: GKE would reject a value, a value is missing, or the run failed.
     """
     experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
@@ -56,7 +56,7 @@ def run(options: Options) -> None:
 
 
 def _build_job(options: Options, wanted: Slice, trained_by: str) -> gke.GkeJob:
-    """Returns the job; a dry run has placeholders for missing values."""
+    """Returns the job to create; in a dry run, placeholders stand for missing values."""
     options.check()
     if options.service_account:
         gke.check_account(options.service_account)

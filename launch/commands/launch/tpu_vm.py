@@ -36,8 +36,8 @@ def run(options: Options) -> None:
     """Prints the request, or rents the slice, trains on it, and deletes it unless it is kept.
 
     Raises:
-        UserError: a value that Cloud TPU would reject, a missing value, no
-            capacity or quota, or the run failed.
+        UserError: Cloud TPU would reject a value, a value is missing, there is no capacity or
+            quota, or the run failed.
     """
     experiment = options.load_experiment()
     wanted = parse_slice(options.slice)
@@ -65,7 +65,7 @@ def run(options: Options) -> None:
 
 
 def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVmJob:
-    """Returns the job; a dry run has placeholders for missing values."""
+    """Returns the job to create; in a dry run, placeholders stand for missing values."""
     project = options.resolve_project("google.cloud.tpu_v2", options.dry_run)
     zone = options.zone or ("ZONE" if options.dry_run else None)
     if not zone:
@@ -91,5 +91,5 @@ def _count_steps(experiment: Experiment) -> int | None:
         from tftpu.launch.run.experiment import resolve_length
 
         return resolve_length(experiment).train.length
-    except Exception:  # the slice can be rented whatever is wrong with the data here
+    except Exception:  # data that cannot be read here do not prevent renting a slice
         return None

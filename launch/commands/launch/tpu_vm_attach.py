@@ -24,7 +24,7 @@ class Options(ProjectOptions):
 def run(options: Options) -> None:
     """Prints the output of the run's first worker until its end; deletes the slice unless kept.
 
-    A preempted slice is deleted even if kept; after Ctrl-C, or if following fails, none is deleted.
+    A preempted slice is always deleted. After Ctrl-C, or if following fails, none is deleted.
 
     Raises:
         UserError: there is no such slice, no capacity for it, it was preempted, or the run failed.

@@ -25,8 +25,7 @@ def run(options: Options) -> None:
     """Prints the job, or sends it and waits for its end.
 
     Raises:
-        UserError: a value that Vertex AI would reject, a missing value, or
-            the job failed.
+        UserError: Vertex AI would reject a value, a value is missing, or the job failed.
     """
     order = options.build_job(options.load_experiment(), options.tensorboard)
     created = order.build_custom_job()

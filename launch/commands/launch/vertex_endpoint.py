@@ -70,7 +70,7 @@ def run(options: Options) -> None:
     """Prints the requests, or sends them and waits for the deployment.
 
     Raises:
-        UserError: a value that Vertex AI would reject, or the deployment failed.
+        UserError: Vertex AI would reject a value or cannot serve the model, or deploying it failed.
     """
     if (options.model is None) == (options.workdir is None):
         raise UserError(
@@ -109,7 +109,7 @@ def run(options: Options) -> None:
 
 
 def _check_place(options: Options) -> None:
-    """Raises `UserError` for a source that Vertex AI cannot reach."""
+    """Raises `UserError` if Vertex AI cannot read or serve what --model or --workdir names."""
     flag, source = ("model", options.model) if options.model else ("workdir", options.workdir or "")
     if not re.fullmatch(r"gs://[^/\s]+/[^/\s]\S*", source):
         raise UserError(
@@ -159,11 +159,11 @@ def _build_endpoint(options: Options, project: str) -> vertex_endpoint.VertexEnd
 
 
 def _check_source(order: vertex_endpoint.VertexEndpoint, source: str) -> None:
-    """Raises `UserError` unless the container can serve the source, before it costs money.
+    """Raises `UserError` if the container could not serve the model, before anything costs money.
 
     Args:
         order: the endpoint, with the folder that the container reads.
-        source: the value of --model without a final slash: that folder, or a file in it.
+        source: the value of --model without a final slash: the folder, or a file in it.
     """
     if order.workdir:
         _check_run(order.workdir)

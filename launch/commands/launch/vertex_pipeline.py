@@ -59,7 +59,7 @@ def run(options: Options) -> None:
     """Prints the pipeline, or sends it and waits for its end.
 
     Raises:
-        UserError: a value that Vertex AI would reject, something is not installed, or the
+        UserError: Vertex AI would reject a value, kfp or Google's client is not installed, or the
             pipeline failed.
     """
     from tftpu.launch.cloud.vertex import pipeline  # raises `UserError` if kfp is not installed
@@ -108,7 +108,7 @@ def _load_experiment(options: Options) -> Experiment:
 
 
 def _build_training_job(options: Options) -> training_job.VertexJob:
-    """Returns the custom job that trains; a dry run has a placeholder for the project."""
+    """Returns the custom job that trains; in a dry run, placeholders stand for missing values."""
     experiment = _load_experiment(options)
     conditions.check("--gate", options.gate, experiment)
     return options.build_job(experiment)

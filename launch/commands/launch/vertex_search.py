@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     """Prints the job, or sends it and waits for its end.
 
     Raises:
-        UserError: a value that Vertex AI would reject or cannot express, a missing value, or the
+        UserError: Vertex AI would reject or cannot express a value, a value is missing, or the
             job failed.
     """
     experiment = options.load_experiment()

@@ -29,7 +29,7 @@ def run(options: Options) -> None:
     """Writes the files, and says what to do next.
 
     Raises:
-        UserError: a name that Python cannot import, or a folder that has files already.
+        UserError: Python cannot import the name, or its folder already has files.
     """
     folder = Path(options.name)
     name = folder.name

@@ -40,7 +40,7 @@ class Options(ConfigOptions):
         metavar="FIELD=VALUES",
         shown="get_space() of the config",
     )
-    # These flags have no defaults, because the given ones are compared with the plan of a search.
+    # None means that a flag was not given; a new plan then uses the default in `shown`.
     trials: int | None = flag(None, "number of trials", minimum=1, shown="20")
     parallel: int | None = flag(None, "trials at a time on this machine", minimum=1, shown="1")
     metric: str | None = flag(
@@ -69,8 +69,8 @@ def run(options: Options) -> None:
     """Runs trials until all have ended, or shows the results.
 
     Raises:
-        UserError: a flag is missing or does not fit the search of the workdir, or no trial has
-            succeeded.
+        UserError: Optuna is not installed, a flag is missing or does not fit the search of the
+            workdir, or no trial has succeeded.
         SystemExit: a signal stopped the search; the same command resumes it.
     """
     try:
@@ -178,7 +178,7 @@ def _load_plan(options: Options, workdir: str) -> "tuple[Plan, Experiment]":
 
 
 def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
-    """Returns the plan that the flags describe, and its config, after checks without the data."""
+    """Returns the plan that the flags describe, and its config, after checks that need no data."""
     from tftpu.launch.search import checks
     from tftpu.launch.search import plan as plans
     from tftpu.tpu.slices import parse_slice
@@ -207,7 +207,7 @@ def _build_plan(options: Options) -> "tuple[Plan, Experiment]":
 def _check(
     options: Options, plan: "Plan", experiment: "Experiment", dimensions: "list[Dimension]"
 ) -> None:
-    """Raises `UserError` for mistakes with which trials would fail."""
+    """Raises `UserError` for mistakes that would make trials fail."""
     from tftpu.launch.search import checks, pricing
 
     _check_devices(experiment.cluster, options.parallel or 1)

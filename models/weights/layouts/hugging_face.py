@@ -39,7 +39,7 @@ def map_known_names(config: ModelConfig, names: list[str]) -> dict[str, str]:
 def is_head(config: ModelConfig, name: str) -> bool:
     """Returns whether an array, named as in `build_layout`, serves only a head or pretraining."""
     prefix = _PREFIXES[type(config)]
-    # Arrays that only pretraining uses.
+    # Arrays of a head or of pretraining, in spite of the prefix of the model.
     beside = (f"{prefix}pooler.", f"{prefix}embeddings.mask_token")
     return not name.startswith(prefix) or name.startswith(beside)
 

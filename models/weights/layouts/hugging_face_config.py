@@ -17,7 +17,7 @@ from tftpu.storage import files
 NAME = "config.json"
 _GELU = ("gelu", "gelu_python")
 _TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# Epsilons below this count as equal, because float32 hardly distinguishes them when they are added
+# Epsilons up to this count as equal, because float32 hardly distinguishes them when they are added
 # to a variance of one. Published ViTs and ConvNeXts state 1e-12, but were trained with 1e-6.
 _TINY_EPSILON = 1e-6
 

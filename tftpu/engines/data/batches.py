@@ -155,7 +155,7 @@ def warn_if_endless(
         batches: the number of batches; None or tf.data's constant if it is unknown.
         instead: the advice in the warning.
         dataset: the data set that is read; after it has ended once, it gives no more warnings.
-            None: it is read only once.
+            None if it is read only once.
     """
     unknown = (batches is None or batches < 0) and id(dataset) not in _ended
     unknown = unknown and not isinstance(dataset, PyBatches)  # their length is known
@@ -226,9 +226,6 @@ def build_epoch_batches(
         epoch: the length of an epoch.
         start: the number of batches before the first.
         shards: number of shards that a batch is divided into.
-
-    Raises:
-        UserError: the batches are not batched tensors.
     """
     specs = keras.tree.flatten(dataset.element_spec)
     equal = epoch.examples % shards == 0 and epoch.last is None
@@ -313,7 +310,7 @@ def narrow(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def pad(batch: Any, size: int) -> tuple[Any, tf.Tensor]:
-    """Pads a batch; returns it with a mask of its examples, (size,) float32.
+    """Pads a batch; returns it with a mask, (size,) float32: 1.0 for examples, 0.0 for padding.
 
     Args:
         batch: an element of a data set, as a tuple.
@@ -369,7 +366,7 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
 
 @contextlib.contextmanager
 def data_errors() -> Iterator[None]:
-    """Turns the failed checks of this module, which tf.data raises, into a `UserError`.
+    """Turns errors of tf.data and of CPU operations that the data cause into a `UserError`.
 
     Raises:
         UserError: a batch, a label or an id does not have the expected shape or range.

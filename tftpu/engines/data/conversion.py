@@ -92,14 +92,14 @@ def build_training(
     """Returns an endless data set of complete global batches, from step `start`.
 
     Args:
-        dataset: a data set of global batches. A finite `tf.data.Dataset` is repeated. It reaches
-            position `start` by skipping, so its order must be deterministic for a resumed run to
-            see the same batches. A `Pipeline` starts there without decoding earlier examples.
-        start: number of batches to skip.
+        dataset: a data set of global batches. A finite `tf.data.Dataset` is repeated; its order
+            must be deterministic for a resumed run to see the same batches, because earlier batches
+            are skipped. Of a `Stream`, only the first batch is returned, again and again.
+        start: number of batches to skip. A `Pipeline` does not decode their examples.
         class_weight: weight of each label, which becomes the sample weight.
         host, hosts: for a pipeline, the index of this host, and the number of hosts, each of which
             reads its shard of a batch.
-        gate: the gate that holds the data set back; None: reading ahead is unlimited.
+        gate: the gate that holds the data set back; None for unlimited reading ahead.
 
     Raises:
         UserError: the argument is not a data set, is empty, or is not batched.
@@ -151,7 +151,7 @@ def build_whole(
 
     Args:
         dataset, start, class_weight, gate: as for `build_training`.
-        epoch: the length of an epoch; None: all batches are complete.
+        epoch: the length of an epoch; None fills up all batches, so that they may span two epochs.
     """
     if epoch is None or (isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs)):
         return build_training(dataset, start, class_weight, gate=gate)
@@ -229,7 +229,7 @@ def round_up(spec: Nest, replicas: int) -> Nest:
 
 
 def is_endless(dataset: Any) -> bool:
-    """Returns whether a data set declares that it never ends."""
+    """Returns whether a data set is known to be endless, as every pipeline without epochs is."""
     if isinstance(dataset, PyBatches):
         return dataset.dataset.num_batches is None
     if isinstance(dataset, Pipeline) and not isinstance(dataset, Epochs):

@@ -28,7 +28,7 @@ class Division(NamedTuple):
     Attributes:
         shards: the number of shards that are computed separately, one per replica.
         microbatches: number of microbatches that each shard is divided into.
-        exchange: the exchange between the replicas; None: one program computes the whole batch.
+        exchange: the exchange between the replicas; None if one program computes the whole batch.
         rows: the sharding of the rows of the output layer's matrix, (classes, width).
     """
 
@@ -48,7 +48,7 @@ _DIVISION: contextvars.ContextVar[Division] = contextvars.ContextVar("division")
 
 @contextlib.contextmanager
 def divided(division: Division) -> Iterator[None]:
-    """Sets the division that `find_division` returns in the block, in this thread only."""
+    """Sets the division that `find_division` returns inside the `with` block, in this thread."""
     token = _DIVISION.set(division)
     try:
         yield

@@ -23,7 +23,7 @@ class Gate:
             self._admitted.enqueue(tf.constant(batches, tf.int64))
 
     def close(self) -> None:
-        """Ends the data set for waiting threads, which could not be joined otherwise."""
+        """Ends the data set, so that threads that wait for its batches end and can be joined."""
         self._admitted.close()
 
     def guard(self, batches: tf.data.Dataset) -> tf.data.Dataset:

@@ -21,7 +21,7 @@ Preprocess = Callable[[Any, Any, Any], Nest]
 
 
 def find_preprocess(model: keras.Model) -> Preprocess | None:
-    """Returns the function that a model's own `fit` maps over its data; None: it has none.
+    """Returns the function that a model's own `fit` maps over its data, or None.
 
     Such a model has KerasHub's interface: its own `fit`, a `preprocessor` that is not None, and
     `preprocess_samples(x, y, sample_weight)`.

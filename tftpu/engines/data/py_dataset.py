@@ -30,7 +30,7 @@ class PyBatches:
         dataset: the user's data set.
         shuffle: whether each epoch has its batches in another order.
         seed: the seed of the order.
-        limit: the number of batches that `iterate_once` returns; None: all.
+        limit: the maximum number of batches that `iterate_once` returns; None for no limit.
 
     Raises:
         UserError: the data set has no batches, or uses processes instead of threads.
@@ -113,7 +113,7 @@ class PyBatches:
     def _build_dataset(
         self, generator: Callable[[], Iterator[Nest]], sized: bool = True
     ) -> tf.data.Dataset:
-        """Returns a generator's batches as a data set; `sized`: of static size if all are equal."""
+        """Returns a generator's batches as a data set; equal ones get a static size if `sized`."""
 
         def spec(array):
             size = array.shape[0] if sized and not self.ragged else None
@@ -165,7 +165,7 @@ class PyBatches:
 
 @contextlib.contextmanager
 def one_pass(dataset: Any, evaluates: bool = False) -> Iterator[None]:
-    """Tells a `PyDataset` that one epoch begins and ends with the block.
+    """Tells a `PyDataset` that an epoch begins and ends with the `with` block.
 
     Args:
         dataset: the data set that is read.

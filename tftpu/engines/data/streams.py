@@ -25,7 +25,7 @@ class Stream:
 
     Args:
         source: the iterable; an iterator can be read once.
-        limit: the number of batches of a pass; None: all.
+        limit: the maximum number of batches of a pass; None for no limit.
 
     Attributes:
         again: whether the source can be read again.
@@ -139,8 +139,8 @@ class SlicedArrays(Stream):
         batch_size: the number of examples of a batch.
         shuffle: whether each epoch has another order.
         seed: the seed of the order.
-        take: a function from the indices of examples to their batch; None: the batches are slices
-            of the arrays.
+        take: a function from the indices of examples to their batch; None takes the examples from
+            `parts`.
 
     Raises:
         UserError: the arrays hold different numbers of examples.
@@ -203,7 +203,7 @@ class Lookahead:
     Args:
         first: the first item.
         rest: the other items.
-        limit: the number of items after which it ends; None: all.
+        limit: the number of items after which the iterator ends; None for no limit.
     """
 
     def __init__(self, first: Any, rest: Iterator[Any], limit: int | None = None):

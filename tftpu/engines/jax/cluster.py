@@ -34,7 +34,7 @@ def connect(
     Args:
         tpu: "auto": the TPU if there is one, else GPUs, else the CPU; "local": the TPU of this
             machine; "none": no TPU.
-        virtual_devices: number of devices that the CPU of each host is split into.
+        virtual_devices: number of devices that each host's CPU is split into, or None.
         mesh, compiler_options, host_timeout: as for `tftpu.connect`.
 
     Raises:

@@ -40,10 +40,11 @@ class JaxEngine(BaseEngine):
     Args:
         mesh: the devices, with the axes of `tftpu.engines.jax.placement.mesh`.
         setting: the XLA options for the train step, as for `tftpu.connect`.
-        hosts: the processes that own these devices; None: this process alone.
+        hosts: the processes that own these devices; None if this process owns all of them.
 
     Attributes:
-        mesh, hosts: the arguments.
+        mesh: the devices.
+        hosts: the processes that train together.
         compiler_options: XLA's options for the train step, by name.
     """
 

@@ -71,7 +71,7 @@ def place_shard(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
 
 
 def place_batch(batch: Nest, layout: Layout, part: BatchShard) -> Nest:
-    """Puts a batch on the devices, sharded by example, or whole on each if it is indivisible.
+    """Puts a batch on the devices: sharded by example if it is divisible, otherwise whole on each.
 
     Args:
         batch: the batch as nested NumPy arrays, the same on all hosts.

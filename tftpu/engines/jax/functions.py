@@ -23,8 +23,8 @@ def compile_function(
         model: the model; each call of the function uses the present values of its variables.
         function, replaces_state: see `tftpu.engines.functions.compile_function`.
         tracing: a function that returns the context in which to trace.
-        weights: a function that returns the values to use for the trainable variables; None: their
-            present values.
+        weights: a function that returns the values to use for the trainable variables; None uses
+            their present values.
     """
     trainable, untrained = model.trainable_variables, model.non_trainable_variables
     variables = [*trainable, *untrained]

@@ -52,7 +52,7 @@ def place_values_by(put: _Put) -> None:
 def _place_assigned_by(put: _Put) -> None:
     """Places NumPy arrays that are assigned to sharded variables with `put`.
 
-    Keras itself handles values of another shape, and raises an error for them.
+    Values of another shape are left to Keras, which raises an error for them.
     """
     kind: Any = backend.Variable
     own = kind.assign

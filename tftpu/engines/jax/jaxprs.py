@@ -1,4 +1,4 @@
-"""Reads from traced computations their FLOPs, and the inputs that their results depend on."""
+"""Finds the FLOPs of traced computations, and the inputs that their results depend on."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ def count_step_flops(jaxpr: Jaxpr, origins: Sequence[Origin]) -> int:
 
     Only matrix products and convolutions count, with two FLOPs per multiply-add. Batched products
     of activations with activations, as in attention, do not. This gives 6 x parameters x tokens for
-    a fully trained transformer (`tftpu.engines.origins`). Operations that no result depends on do
-    not count. Of several branches, only the largest counts.
+    a transformer that is trained in full (see `tftpu.engines.origins`). Operations that no result
+    depends on do not count. Of several branches, only the largest counts.
 
     Args:
         jaxpr: the forward pass.

@@ -151,7 +151,7 @@ class JaxBuiltStep:
 
 @contextlib.contextmanager
 def _naming_no_lines() -> Iterator[None]:
-    """Omits source locations from the programs that are lowered in the block.
+    """Omits source locations from the programs that are lowered inside the `with` block.
 
     With line numbers, an edit that moves the lines of a model would invalidate cached programs.
     The names of the layers stay in the program.
@@ -167,7 +167,7 @@ def _naming_no_lines() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tracing_under(precision: str) -> Iterator[None]:
-    """Sets a dtype policy in the block; raises `UserError` for loops without JAX gradients."""
+    """Sets a dtype policy; raises `UserError` for a traced loop that JAX cannot differentiate."""
     try:
         with building_under(precision):
             yield

@@ -249,9 +249,9 @@ class OutsideVariables:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Records the variables that a step reads in the block.
+        """Records the variables outside of the model that a step reads inside the `with` block.
 
-        Raises `UserError` if it reads model variables, or assigns any, other than in its state.
+        Raises `UserError` if the step reads model variables, or assigns any, outside of its state.
         """
         with (
             keras_internals.reading_variables(self._record),

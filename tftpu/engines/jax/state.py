@@ -50,7 +50,7 @@ class JaxState(BaseState):
     """The variables of a model for a mesh; `place` puts them on its devices.
 
     Args:
-        mesh: the devices; with abstract devices a step can be lowered but not run.
+        mesh: the mesh; with an abstract mesh, a step can be lowered but not run.
         model: the model, compiled unless there are objectives; this builds it if needed.
         batch_spec: spec of a batch, `(x, y)` or `(x, y, sample_weight)` of `tf.TensorSpec`s.
         options: the options of the step; `ema_momentum` decides whether weight averages are kept.
@@ -200,7 +200,7 @@ class JaxState(BaseState):
         return variables
 
     def _list_slots(self) -> list[list[keras.Variable]]:
-        """Returns the variables of each objective's optimizer; [] if an earlier one has it too."""
+        """Returns each objective's optimizer variables; [] if an earlier objective shares them."""
         numbered = enumerate(self.groups)
         return [list(g.optimizer.variables) if g.owner == i else [] for i, g in numbered]
 

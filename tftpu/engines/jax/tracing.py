@@ -68,7 +68,7 @@ def _count_parts(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
 
 
 def _shard_array(mesh: Mesh | AbstractMesh, array: Any, dims: Sequence[str | None]) -> Any:
-    """Implements `tftpu.sharding.shard` for a mesh; indivisible dimensions stay whole.
+    """Implements `tftpu.sharding.shard` for a mesh, for dimensions that its axes divide.
 
     XLA chooses the sharding of all other dimensions, including the examples.
     """

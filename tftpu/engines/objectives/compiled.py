@@ -75,8 +75,9 @@ class CompiledLosses:
         metric_variables: the states of the metrics.
 
     Raises:
-        UserError: a loss has no reduction.
-        OwnStepsNeeded: the states of a metric cannot be added up over replicas.
+        UserError: a loss has another reduction, such as None.
+        OwnStepsNeeded: a metric has a state that does not start at zero, so replicas cannot add up
+            their states.
     """
 
     def __init__(self, model: keras.Model):
@@ -150,7 +151,7 @@ class CompiledLosses:
     def compute_zero_elements(
         self, batch: Nest, output: Nest, valid: Tensor | None = None
     ) -> list[Elements]:
-        """Returns the losses of all-zero outputs; real ones without masks have the same divisors.
+        """Returns the losses of all-zero outputs; any outputs without masks have the same divisors.
 
         Args:
             batch: `(x, y)` or `(x, y, sample_weight)`.
@@ -182,7 +183,7 @@ class CompiledLosses:
         valid: Tensor | None,
         chunked: chunks.Chunked | None = None,
     ) -> bool:
-        """Updates every metric. A surrounding `keras.StatelessScope` keeps the new states.
+        """Updates every metric; called in a `keras.StatelessScope`, which keeps the new states.
 
         Args:
             y, y_pred, sample_weight: as for `keras.Model.compute_metrics`.
@@ -190,7 +191,7 @@ class CompiledLosses:
             chunked: see `Elements`; metrics whose values it contains do not read `y_pred`.
 
         Returns:
-            Whether padding is left out of all metrics.
+            False if a metric returns one number for a whole batch, so `valid` does not apply to it.
         """
         divides = True
         if not self._metrics:
@@ -327,14 +328,16 @@ def _compute_in_chunks(
     weight: Tensor | None,
     known: Tensor,
 ) -> tuple[Tensor | None, chunks.Chunked]:
-    """Returns the weighted sum if gradients flow through it (otherwise None), and the values.
+    """Returns the weighted sum of a loss, and its results for each token.
+
+    The sum is None if gradients flow through the results instead.
 
     Args:
         loss: the loss.
         factors: the factors of the logits.
         labels: the classes, (batch, time).
         weight: the weight of each label, (batch, time); None: all are 1.
-        known: 1.0 where a label is a class, otherwise NaN.
+        known: 1.0 where a label is a class or has weight 0, otherwise NaN.
     """
     rows, smoothing = find_division().rows, getattr(loss, "smoothing", 0.0)
     if not chunks.takes_tokens(rows, factors[0], factors[1].shape[0]):
@@ -379,7 +382,8 @@ def _find_known_classes(
 ) -> Tensor | None:
     """Returns whether each label is a class of the output; None if labels are not classes.
 
-    Other labels would give a finite loss on an accelerator, and in `SmoothedCrossentropy`.
+    On an accelerator, and in `SmoothedCrossentropy`, labels that are not classes of the output
+    would give a finite loss. The label that the loss ignores counts as a class.
     """
     if keras.tree.is_nested(y) or not takes_class_ids(loss, len(y.shape), len(y_pred.shape)):
         return None

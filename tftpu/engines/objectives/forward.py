@@ -39,7 +39,8 @@ class Forward(NamedTuple):
 
     Attributes:
         computed: the outputs and the losses.
-        statistics: the new moving statistics; None where the pass did not change them.
+        statistics: the new or given moving statistics; None for one that was not given and that
+            the pass did not change.
         metrics: the new states of the metrics.
         updated: the variables that the pass changed.
         read: the variables that the pass read and that have no value in `Values`.
@@ -207,7 +208,7 @@ def describe_pass(traced: Forward, losses: Losses, parts: int) -> ForwardPropert
     Args:
         traced: the results of one microbatch.
         losses: the losses that the pass computed.
-        parts: the number of microbatches in a global batch.
+        parts: the number of microbatches in all shards of the global batch.
     """
     outputs = traced.computed.y_pred if traced.computed.y_pred is not None else ()
 

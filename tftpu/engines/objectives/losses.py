@@ -1,9 +1,9 @@
-"""Losses as sums over elements: the parts that every kind of objective is made of.
+"""Losses as sums over elements, for every kind of objective.
 
 Keras reduces a loss to its mean over the local batch, so eight replicas compute eight means. Here
-every loss is a sum over elements, divided once by a divisor of the *global* batch, so that the
-parts can be added up over microbatches and replicas. The module uses only `keras.ops`, so every
-engine can use it.
+every loss is a sum over elements, divided once by a divisor of the *global* batch, so that the sums
+of microbatches and replicas can be added up. The module uses only `keras.ops`, so every engine can
+use it.
 """
 
 import math
@@ -61,7 +61,8 @@ class Elements(NamedTuple):
         factor: the value of the term's weight if that is a variable, (); None: not a variable.
         whole: whether values of shape () are those of the whole global batch.
         chunked: the results of `chunked_crossentropy`; None: the logits are not in chunks.
-        total: the weighted sum of the values, if gradients flow through it, not through `values`.
+        total: the weighted sum of the values, if gradients flow through it and not through
+            `values`; None: they flow through `values`.
     """
 
     values: Tensor
@@ -82,7 +83,7 @@ class Computed(NamedTuple):
     """The losses of one microbatch.
 
     Attributes:
-        y_pred: the outputs of the model; None if a loss function does not return them.
+        y_pred: the outputs of the model; None for a loss function, which does not return them.
         elements: the elements of each term.
         added: the sum of the model's own losses, which are means over the microbatch, ().
         separable: whether padding can be ignored, because no result depends on it.
@@ -146,7 +147,7 @@ def compute_shard_divisor(
         term: the term.
         elements: the elements of one shard, or of one microbatch.
         shards: number of summands of the global divisor.
-        microbatches: number of microbatches, the divisor of a loss that is one number for each.
+        microbatches: number of microbatches; the result for a loss of one number per microbatch.
     """
     if elements.is_scalar:
         return float(microbatches)

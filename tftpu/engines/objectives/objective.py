@@ -32,15 +32,16 @@ class Objective:
         optimizer: a Keras optimizer or its name, with its own clipping and loss scale.
         every: the number of steps from one update to the next; the first update is at the first
             step.
-        name: the name in logs and checkpoints; "" takes that of `loss_fn`.
+        name: the name in logs and checkpoints; "" takes that of `loss_fn`, without "_loss".
         simultaneous: whether the gradients are those at the beginning of the step, before the
             updates of earlier objectives.
         regularize: whether `model.losses` are added to the loss: the regularizers of weights, and
             losses that layers add with `add_loss`.
 
     Raises:
-        UserError: `loss_fn` cannot be called, `every` is not positive, or the name contains
-            characters other than letters, digits and underscores.
+        UserError: an argument has a wrong type, `loss_fn` does not take three arguments, `every` is
+            not positive, Keras does not know the optimizer, or the name contains characters other
+            than letters, digits and underscores.
 
     Example:
 
@@ -86,7 +87,7 @@ class Objective:
 def list_objectives(
     model: keras.Model, loss_fn: LossFunction | None, objectives: Sequence[Objective]
 ) -> tuple[Objective, ...]:
-    """Returns the objectives given to a trainer; empty if the model has a compiled loss.
+    """Returns the objectives given to a trainer; empty if it is to use the model's compiled loss.
 
     Args:
         model: the model, compiled with an optimizer if there is a `loss_fn`.
@@ -94,8 +95,8 @@ def list_objectives(
         objectives: several objectives.
 
     Raises:
-        UserError: both `loss_fn` and `objectives` are given, two names are equal, or `loss_fn` has
-            no optimizer.
+        UserError: both `loss_fn` and `objectives` are given, the model has no optimizer for
+            `loss_fn`, or `objectives` is not a list of objectives with different names.
     """
     if loss_fn is not None and objectives:
         raise UserError("Trainer takes either loss_fn or objectives, not both.")

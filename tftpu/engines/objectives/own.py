@@ -25,7 +25,7 @@ class FunctionLosses:
         batch: `keras.KerasTensor`s of static shape, nested as the function takes them.
 
     Raises:
-        UserError: the function does not return a loss.
+        UserError: the function does not return a loss, or names a value as tftpu names its own.
     """
 
     def __init__(self, model: keras.Model, objective: Objective, logged: bool, batch: Nest):

@@ -1,7 +1,7 @@
-"""The layout of the sums of losses and metrics over steps in one vector, and their means.
+"""The layout of a vector with the sums of losses and metrics over steps, and their means.
 
-Each replica adds up its own vector on its device; the vectors are added over replicas when the
-host reads them, once per device loop rather than once per step.
+Each replica adds up its own vector on its device. The replicas' vectors are added up when the host
+reads them, once per device loop rather than once per step.
 """
 
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ class TrainSums(_Sums):
         return bool(np.isfinite([sums[1], *losses]).all())
 
     def compute_loss(self, sums: np.ndarray) -> float:
-        """Returns the mean of the loss, without computing the metrics."""
+        """Returns the mean of the loss, without computing the metrics; NaN without summands."""
         skipped = self.has_only_skipped(sums)
         # An objective that trained in none of these steps has no loss.
         means = [
@@ -150,7 +150,7 @@ class TrainSums(_Sums):
         return results
 
     def read_gradients(self, sums: np.ndarray) -> dict[str, float]:
-        """Returns the mean gradient norm, and the number of steps that a loss scale skipped."""
+        """Returns the mean gradient norm and, with a dynamic loss scale, the number of skips."""
         steps, norm, skipped = sums[:3]
         results = {"grad_norm": _compute_mean(norm, steps - skipped)}
         if self._may_skip:

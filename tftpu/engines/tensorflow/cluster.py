@@ -30,8 +30,8 @@ def connect(tpu: str = "auto", virtual_devices: int | None = None) -> TensorFlow
     If TF_CONFIG names several workers and there is no TPU, the workers train together.
 
     Args:
-        tpu: "auto": a TPU if there is one, else all GPUs, else the CPU. "local": the TPU of this
-            machine (TPU VM, Colab, Kaggle). "none": no TPU. Otherwise the name of a TPU.
+        tpu: "auto": a TPU if there is one, otherwise all GPUs, otherwise the CPU. "local": the TPU
+            of this machine (TPU VM, Colab, Kaggle). "none": no TPU. Another text names a TPU.
         virtual_devices: number of devices that the CPU is split into, to run data-parallel training
             on a machine without accelerators.
 

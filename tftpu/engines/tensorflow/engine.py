@@ -37,7 +37,7 @@ _LOST = (
 
 
 class TensorFlowEngine(BaseEngine):
-    """See `tftpu.engines.engine.Engine`.
+    """The engine that runs on a `tf.distribute` strategy; see `tftpu.engines.engine.Engine`.
 
     Args:
         strategy: a TPUStrategy, MirroredStrategy or MultiWorkerMirroredStrategy, or the default
@@ -109,7 +109,7 @@ class TensorFlowEngine(BaseEngine):
     def prepare_own_steps(
         self, model: keras.Model, batch_spec: Nest, reason: UserError, labelled: bool = True
     ) -> TensorFlowOwnSteps:
-        """Prepares a model with its own `train_step`, which gets whole batches on each device."""
+        """Prepares a model to run its own steps, with the whole batch on each device."""
         self._check_own_steps(model, reason)
         if self.distributes:
             warnings.warn(

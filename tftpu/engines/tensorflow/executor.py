@@ -38,7 +38,7 @@ from tftpu.tensors import Nest
 
 
 class TensorFlowExecutor(BaseExecutor):
-    """See `tftpu.engines.engine.Executor`.
+    """The executor of a model on a strategy; see `tftpu.engines.engine.Executor`.
 
     Args:
         strategy: the strategy in whose scope the model was built.
@@ -275,7 +275,7 @@ class TensorFlowExecutor(BaseExecutor):
 
 
 class TensorFlowTrainLoop(BaseTrainLoop):
-    """See `tftpu.engines.engine.TrainLoop`.
+    """The loop that runs the train step on a strategy; see `tftpu.engines.engine.TrainLoop`.
 
     Args:
         strategy: the strategy that runs the step.

@@ -33,7 +33,8 @@ def iterate_training_batches(
 ) -> Iterator[Any]:
     """Returns an endless iterator over the shards of the global batches from step `start`.
 
-    Each host reads only its own part of a `Pipeline`'s batches, but a whole `tf.data.Dataset`.
+    Each host reads a whole `tf.data.Dataset`, but only its own part of each batch of a `Pipeline`,
+    if the batches can be divided equally.
 
     Args: as for `tftpu.engines.data.conversion.build_training` and `Engine.batches`.
     """
@@ -100,7 +101,7 @@ def iterate(distributed: Any) -> Any:
 
 
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:
-    """Returns options for virtual CPU devices to read batches directly from host memory, or None.
+    """Returns options with which virtual CPU devices read from host memory; None for others.
 
     By default, each device has an iterator that copies batches in a thread: see `limit_tuning`.
     """

@@ -20,7 +20,7 @@ def compile_function(
     weights: Callable[[], list[Tensor]] | None = None,
     replaces_state: bool = False,
 ) -> Callable[..., Any]:
-    """Compiles a function of a model; all replicas run it, and it returns the first one's result.
+    """Compiles a function of a model, which runs on all replicas and returns the first's result.
 
     Args:
         model: the model whose variables the function reads.

@@ -11,7 +11,7 @@ from tftpu.runtime import hosts
 class StrategyHosts:
     """The hosts of a strategy; see `tftpu.engines.engine.Hosts`.
 
-    On a TPU slice one process drives all hosts, so there is only one.
+    On a TPU slice, one process drives all hosts, so they count as one.
     """
 
     exchange = None  # the chief has all values and writes them, so hosts exchange nothing
@@ -37,7 +37,7 @@ class StrategyHosts:
         return [total // base**i % base > 0 for i in range(len(flags))]
 
     def from_chief(self, step: int | None) -> int | None:
-        """Broadcasts the chief's value to all hosts (a barrier)."""
+        """Returns the step, or None, that the chief passes, on all hosts (a barrier)."""
         mine = step if step is not None else -1
         total = self._sum_over_hosts(mine if self.chief else 0)
         return total if total >= 0 else None

@@ -122,7 +122,7 @@ def list_changed_resources(graph: Any) -> list[str]:
 
 
 def _divide(gradient: Any, replicas: int) -> Any:
-    """Returns the mean of the replicas' gradients, which are equal, given their sum.
+    """Divides the sum of the replicas' gradients, which are equal, by their number; keeps None.
 
     The sum of an embedding's `IndexedSlices` is the concatenation of all replicas' slices. These
     are merged, because optimizers would apply each slice separately.
@@ -167,7 +167,7 @@ def list_changed_variables(graph: Any) -> list[tf.Variable]:
         graph: the graph of the function.
 
     Raises:
-        LookupError: the ops may change a resource that is not a variable; names the op's type.
+        LookupError: an op may change a resource that is not a variable; the message is its type.
     """
     found = []
     for owner, kind in _list_changed(graph):

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class TensorFlowOwnSteps(OwnStepsExecutor):
-    """See `tftpu.engines.engine.Executor`.
+    """The executor of a model's own steps on a strategy; see `tftpu.engines.engine.Executor`.
 
     Args:
         strategy: the strategy in whose scope the model was built.
@@ -48,7 +48,8 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
         labelled: whether batches have labels; without them the model only predicts.
 
     Raises:
-        UserError: a step on several devices changes a variable that is on only one of them.
+        UserError: a step on several devices changes a variable that is on only one of them, or a
+            step changes a resource that is not a variable, such as a queue.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class TensorFlowOwnSteps(OwnStepsExecutor):
                     yield keras.tree.map_structure(_to_numpy, predict([batch]))
 
     def predict_batch(self, x: Nest) -> Nest:
-        """Returns the outputs for one batch of features of any size, as NumPy arrays."""
+        """Returns the outputs for a batch of features of any size, as arrays or ragged tensors."""
         outputs = self._build_step("predict")([(_to_tensors(x),)])
         return keras.tree.map_structure(_to_numpy, outputs)
 

@@ -24,7 +24,7 @@ from tftpu.storage import files
 
 TOLERANCE = 1e-4  # allowed difference, as a share of the largest output
 _RUNTIMES = Path(__file__).parent / "runtimes"
-# The package that a script imports and that `quick_import` imports faster.
+# For some scripts, the package that they import and that `quick_import` can import faster.
 _IMPORTED = {"run_saved_model.py": "tensorflow", "run_keras.py": "keras"}
 _BATCHES = (5, 1)
 
@@ -43,7 +43,7 @@ class Exported(NamedTuple):
 
 
 def saved_model(serving: Serving, to: str) -> Exported:
-    """Writes a SavedModel, which TensorFlow runs without Keras; arguments as for `onnx`."""
+    """Writes a SavedModel, which TensorFlow runs without Keras; see `onnx`."""
 
     def write(path: Path) -> None:
         tf.saved_model.save(serving.module(), str(path), serving.signatures())
@@ -61,7 +61,8 @@ def onnx(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
         about: JSON values for the file's metadata, by name.
 
     Raises:
-        UserError: the export's outputs differ from the model's, or it cannot be written.
+        UserError: the model cannot be converted, the outputs of the export differ from the model's,
+            or `to` exists or cannot be written.
     """
     return _write_export(
         serving, to, lambda path: onnx_model.write(serving, path, about), "run_onnx.py"
@@ -78,7 +79,8 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
         about: JSON values for the file "about.json" inside, by name.
 
     Raises:
-        UserError: the export's outputs differ from the model's, or it cannot be written.
+        UserError: the model cannot be converted, the outputs of the export differ from the model's,
+            or `to` exists or cannot be written.
     """
     return _write_export(
         serving, to, lambda path: litert_model.write(serving, path, about), "run_litert.py"
@@ -86,12 +88,12 @@ def litert(serving: Serving, to: str, about: Mapping[str, Any]) -> Exported:
 
 
 def keras_file(serving: Serving, to: str) -> Exported:
-    """Writes the model as a `.keras` file; arguments as for `onnx`."""
+    """Writes the model as a `.keras` file; arguments and errors as for `onnx`."""
     return _write_model(serving, to, lambda path: serving.model.save(path))
 
 
 def preset(serving: Serving, to: str) -> Exported:
-    """Writes a KerasHub model, with any preprocessor, as a preset; arguments as for `onnx`."""
+    """Writes a KerasHub model, with its preprocessor if it has one, as a preset; see `onnx`."""
     model: Any = serving.model
     return _write_model(serving, to, lambda path: model.save_to_preset(str(path)))
 
@@ -103,7 +105,7 @@ def _write_model(serving: Serving, to: str, write: Callable[[Path], None]) -> Ex
 
 
 def list_modules(model: keras.Model) -> set[str]:
-    """Returns the modules that define a model and its layers."""
+    """Returns the names of the modules that define the classes of a model and its layers."""
     found = {type(model).__module__}
     for layer in model.layers:
         found |= list_modules(layer) if isinstance(layer, keras.Model) else {type(layer).__module__}
@@ -137,22 +139,22 @@ def _compare_export(
     calls: Sequence[Mapping[str, np.ndarray]],
     scratch: Path,
 ) -> float:
-    """Returns the difference between the outputs of an export and those of the model.
+    """Returns the difference between an export's outputs and the model's; see `Exported`.
 
     Args:
         serving: the model.
         path: the path of the export.
-        program: the script that runs it, and the modules that it needs.
+        program: the script that runs the export, then the modules that it must import.
         calls: the inputs of each call, by name.
         scratch: a folder for inputs and outputs.
 
     Raises:
-        UserError: the difference is too large, or the runtime cannot run the export.
+        UserError: the difference exceeds `TOLERANCE`, or the runtime cannot run the export.
     """
     named: dict[str, Any] = {f"{n}/{k}": v for n, x in enumerate(calls) for k, v in x.items()}
     np.savez(scratch / "in.npz", **named)
     runtime, *modules = program
-    # -I also ignores PYTHONPATH, which only the modules of a user's layers need.
+    # -I also ignores PYTHONPATH, which is needed only to import the modules of a user's layers.
     alone = "-P" if modules else "-I"
     script, package = _RUNTIMES / runtime, _IMPORTED.get(runtime)
     command = [sys.executable, alone, str(script)]
@@ -207,9 +209,9 @@ def _is_same(value: np.ndarray, theirs: np.ndarray, ours: Mapping[str, np.ndarra
 
 
 def _put(path: Path, to: str) -> int:
-    """Moves an export to its path; returns its size in bytes."""
+    """Moves an export from `path` to `to`, local or `gs://`; returns its size in bytes."""
     parts = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    # Moved last: without this file there is no model.
+    # This file is moved last: a folder without it is not taken for a model.
     parts.sort(key=lambda part: part.name == "saved_model.pb")
     size = sum(part.stat().st_size for part in parts)
     try:

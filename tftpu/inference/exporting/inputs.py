@@ -24,7 +24,7 @@ class Input:
     tried_below: int = 256
 
     def draw_examples(self, examples: int, seed: int) -> np.ndarray:
-        """Returns random values, (examples, *shape), which depend only on the seed."""
+        """Returns random values, (examples, *shape); the same arguments give the same values."""
         rng = np.random.default_rng(seed)
         size = (examples, *self.shape)
         if np.issubdtype(self.dtype, np.integer):

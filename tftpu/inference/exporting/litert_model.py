@@ -35,8 +35,8 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         about: JSON values for "about.json", by name.
 
     Raises:
-        UserError: LiteRT is not installed, the weights do not fit into one file, or LiteRT lacks
-            an operation of the model.
+        UserError: LiteRT is not installed, the weights do not fit into one file, or the model
+            cannot be converted, for example because LiteRT lacks an operation.
     """
     if importlib.util.find_spec("ai_edge_litert") is None:
         raise UserError(

@@ -107,7 +107,7 @@ def _find_scales(rows: np.ndarray) -> np.ndarray | None:
     # No row fits: the scales belong to another dimension, or the values are not integers.
     if len(left) == len(rows):
         return None
-    # If channels shared a scale, as the heads of attention do, some have no integer of 127.
+    # Channels that were quantized with one scale, as in attention heads, may have no integer 127.
     for largest in range(_LARGEST - 1, 0, -1):
         scale[left] = reach[left] / np.float32(largest)
         left = left[~_is_integral(rows[left], scale[left])]

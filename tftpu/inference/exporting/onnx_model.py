@@ -25,7 +25,8 @@ def write(serving: Serving, path: Path, about: Mapping[str, Any]) -> None:
         about: JSON values for its metadata, by name.
 
     Raises:
-        UserError: the converter is not installed, or the weights do not fit into one file.
+        UserError: the converter is not installed, the weights do not fit into one file, or the
+            model cannot be converted.
     """
     try:
         import onnx

@@ -36,15 +36,15 @@ def flatten_function(function: Any) -> Any:
 
 
 def store_constants(model: Any, function: Any) -> None:
-    """Stores tensors that a function captures as constants of its ONNX model, instead of inputs.
+    """Turns inputs of an ONNX model into constants if they are tensors that its function captured.
 
     Args:
         model: an `onnx.ModelProto`.
-        function: the `tf.function` that it was converted from. Layers such as `Normalization` hold
-            tensors that are not variables.
+        function: the `tf.function` from which the model was converted. It captures the tensors of
+            layers such as `Normalization`, which are not variables.
 
     Raises:
-        ValueError: the function holds a lookup table.
+        ValueError: the function uses a lookup table.
     """
     from onnx import numpy_helper
 

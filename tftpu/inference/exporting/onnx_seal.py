@@ -21,14 +21,14 @@ def make_blank_entry() -> dict[str, str]:
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Writes a file; replaces the value of its blank entry by the checksum of the rest."""
+    """Writes a serialized model; the checksum of the other bytes replaces its blank value."""
     before, _, after = _split(data)
     with path.open("wb") as file:
         file.writelines([before, _compute_checksum(before, after), after])
 
 
 def is_intact(data: bytes) -> bool:
-    """Returns whether a file matches its checksum; a file without a checksum counts as intact."""
+    """Returns whether a file's content matches its checksum; True if it has no checksum."""
     if _ENTRY not in data:
         return True
     before, said, after = _split(data)

@@ -1,8 +1,8 @@
-"""Integer weights of ONNX models, which are converted to floats where a node reads them.
+"""Integer weights of ONNX models, which nodes of the model convert to floats.
 
-Plain arithmetic nodes convert them, which ONNX Runtime computes once, when it loads the model.
-`DequantizeLinear` is not used, because ONNX Runtime fuses it with the next product into a node that
-also rounds the activations to 8 bits: outputs were off by 4e-3 (ONNX Runtime 1.24).
+These nodes are plain arithmetic, which ONNX Runtime computes once, when it loads the model. They do
+not use `DequantizeLinear`, because ONNX Runtime fuses it with the next matrix product into a node
+that also rounds the activations to 8 bits: outputs were off by 4e-3 (ONNX Runtime 1.24).
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tftpu.inference.quantizing import Quantized
 
 
 def convert_to_integers(model: Any, weights: Sequence[Quantized]) -> Any:
-    """Returns a model that stores weights as integers instead of taking them as inputs.
+    """Changes a model to store weights as integers instead of taking them as inputs; returns it.
 
     Args:
         model: an `onnx.ModelProto` whose last inputs are the weights in float32, as for

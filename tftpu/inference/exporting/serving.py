@@ -30,7 +30,7 @@ class Serving:
         inputs: the inputs in order.
         prepare: a function that maps the inputs, in their order, to the model's features.
         class_names: the class names by class id; None: unknown.
-        quantized: the weights, by path, that are integers in the export.
+        quantized: the weights that the export stores as integers, by path.
         labels: whether the outputs include the names of the classes, as strings.
         decode: a function that maps the content of an image file to an example of the only input;
             None: the export takes no image files.
@@ -39,8 +39,8 @@ class Serving:
         model, inputs, quantized: the arguments.
         class_names: the argument; None also if the model does not return a score for each class.
         function: the `tf.function` of the inputs, which returns outputs by name: "logits", or one
-            for each output of the model. If the class names are known, also "class" and, if wanted,
-            "label".
+            for each output of the model; also "class" if `class_names` is not None, and then
+            "label" if `labels` is True.
         of_files: the `tf.function` of the content of image files, `FILES`, with the same outputs;
             None without `decode`.
     """
@@ -136,7 +136,7 @@ class Serving:
         return self.function.get_concrete_function().structured_outputs
 
     def draw_examples(self, examples: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns random inputs by name, which depend only on the seed."""
+        """Returns random inputs by name; the same arguments give the same inputs."""
         return {i.name: i.draw_examples(examples, seed + n) for n, i in enumerate(self.inputs)}
 
     def draw_files(self, seed: int = 0) -> dict[str, np.ndarray]:
@@ -207,13 +207,14 @@ def build_inputs(
 
     Args:
         model: the built model.
-        features: the specs of a batch of its data, which give the sizes that the model leaves open.
+        features: the specs of a batch of data, for the sizes that the model's inputs leave open.
         given: the result of `data.export_inputs`; None: the inputs of the model are used.
         chosen: names of inputs of a language model, including its tokens; None: the names in
             `features`.
 
     Raises:
-        UserError: an input is unknown, or has an unknown size.
+        UserError: an input is nested or has an unknown size, or `chosen` has unknown inputs, lacks
+            required ones, or is given although the model is not a language model.
     """
     specs: Any = getattr(model, "input", None)
     language = isinstance(specs, Mapping) and TOKENS in specs
@@ -243,7 +244,7 @@ def build_inputs(
 
 
 def _find_index_limit(model: keras.Model) -> int:
-    """Returns a limit below which whole numbers are valid indices of every embedding."""
+    """Returns the size of a model's smallest embedding table; 256 if it has none."""
     kinds = keras.layers.Embedding
     tables = [v for v in keras_internals.list_layers(model) if isinstance(v, kinds)]
     return min((table.input_dim for table in tables), default=256)
@@ -291,8 +292,8 @@ def _describe_inputs(specs: Nest, features: Nest) -> dict[str, tuple[Any, tuple[
     names = list(specs) if named else [tensor.name for tensor in flat]
     theirs = keras.tree.flatten(features)
     by_name = features if isinstance(features, Mapping) else {}
-    # Features may be matched by place only if they have an order, which a dictionary's do not
-    # have.
+    # Several features are matched to inputs by place only if their order has a meaning, which that
+    # of a dictionary does not have.
     by_place = len(flat) == len(theirs) and (len(flat) == 1 or not by_name)
     found = {}
     for number, (name, tensor) in enumerate(zip(names, flat)):

@@ -25,7 +25,7 @@ def add_embedding(model: keras.Model) -> keras.Model:
         A model with the outputs {"embedding", "logits"}.
 
     Raises:
-        UserError: it is not functional, or does not end in a single layer.
+        UserError: the model is not functional, or does not end in one layer with one input.
     """
     embedding, logits = _trace_outputs(model)
     given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
@@ -64,10 +64,10 @@ def build_columns(
 def has_probabilities(model: keras.Model) -> bool:
     """Returns whether a model returns probabilities; otherwise it returns logits for a softmax.
 
-    The model's loss decides this, or the activation of its last layer.
+    The model's loss decides this; if it does not say, the activation of the last layer does.
 
     Raises:
-        UserError: its loss allows several labels for each example.
+        UserError: the model's loss allows several labels for each example.
     """
     loss: Any = getattr(model, "loss", None)
     if isinstance(loss, keras.losses.BinaryCrossentropy | keras.losses.BinaryFocalCrossentropy):
@@ -86,7 +86,7 @@ def has_probabilities(model: keras.Model) -> bool:
 
 
 def choose_default(model: keras.Model) -> str:
-    """Returns the output that a user expects: classes of a classifier, otherwise logits.
+    """Returns the default output of a model: "classes" for a classifier, otherwise "logits".
 
     A classifier returns the scores of several classes for each example, and its loss compares them
     with one class.

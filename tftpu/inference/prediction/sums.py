@@ -1,4 +1,4 @@
-"""The sizes and checksums of a prediction's shards, which reveal damaged shards.
+"""The sizes and checksums ("sums") of a prediction's shards, which reveal damaged shards.
 
     .sums-1-of-2.crc    the sums of one machine, a line for each shard that it writes
     manifest.json       the sums of all machines, once all shards exist
@@ -75,7 +75,8 @@ class Sums:
     Attributes:
         name: the name of this machine's file.
         known: the known sums of shards, by file name.
-        begun: whether any machine has written sums to this folder; earlier versions wrote none.
+        begun: whether any machine has written sums to this folder; earlier versions of tftpu wrote
+            none.
         of_plan: whether any machine has written sums for this plan.
     """
 

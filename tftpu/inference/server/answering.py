@@ -34,11 +34,11 @@ class Limits:
     """The limits of a single request, and of all requests together.
 
     Attributes:
-        batch: the number of examples, or texts, that are computed at once.
-        waiting: the number of examples, or texts, that may wait; further requests are rejected.
+        batch: the most examples, or texts, that are computed at once.
+        waiting: the most examples, or texts, that may wait; further requests are rejected.
         body: the most bytes of a request's body.
-        seconds: the seconds until the body has arrived, and until the answer; for a streamed text,
-            until its next part.
+        seconds: the most seconds to wait for a request's body, and then for the answer; for a
+            streamed text, the most seconds to wait for each part.
         tokens: the most tokens to write for one prompt.
     """
 
@@ -174,7 +174,7 @@ class Answered:
             raise _Large
 
     def _describe_error(self, error: Exception) -> str | None:
-        """Returns the message for an error whose type has none, such as a timeout, or None."""
+        """Returns the message for an error of a type without messages; None for other types."""
         seconds = self._limits.seconds
         return {
             _Slow: f"The body took longer than {seconds:g} s, the server's --timeout.",
@@ -246,7 +246,7 @@ def _release_memory() -> None:
 
 
 async def _wait_unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
-    """Returns an answer; cancels the computation if the client has left."""
+    """Returns an answer; if the client leaves, cancels it and raises `ClientDisconnect`."""
     answered = asyncio.ensure_future(answer)
     # After the body, the next message can only be that the client has left.
     left = asyncio.ensure_future(request.receive())

@@ -139,7 +139,7 @@ def build_application(
 
 
 def _build_encoder(model: Served, limits: Limits) -> Batcher | None:
-    """Returns a batcher that encodes texts in one thread; encoders need not be thread-safe."""
+    """Returns a batcher for a model's encoder, which need not be thread-safe; None without one."""
     encode = model.encode
     if encode is None:
         return None
@@ -181,7 +181,7 @@ def _build_predictions_route(
 def _build_texts_routes(
     model: Language, texts: Texts, limits: Limits, answered: Answered
 ) -> Answer:
-    """Returns the text routes of Vertex AI and TensorFlow Serving, whose instances are prompts."""
+    """Returns a function that answers a request whose instances are prompts, as in Vertex AI."""
     from tftpu.inference.server import completions
 
     def parse(given: dict[str, Any]) -> "list[Row]":

@@ -22,7 +22,7 @@ _UNPACKED = 256 * 2**20
 
 
 def parse_array(values: list[Any], given: Input) -> np.ndarray:
-    """Returns the examples of an input; images may be files, `{"b64": ...}`."""
+    """Returns examples as an array, or raises `BadRequest`; images may be files, `{"b64": ...}`."""
     if any(map(is_image_file, values)):
         array = _decode_images(values, given)
     else:

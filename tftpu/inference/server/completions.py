@@ -98,7 +98,7 @@ def parse_completion(
 
 
 def _check_unchanging(name: str, value: Any, only: Any) -> None:
-    # For Python, true is 1 and false is 0.
+    # In Python True equals 1 and False equals 0, but JSON distinguishes them.
     alike = value == only and isinstance(value, bool) == isinstance(only, bool)
     if value is not None and not alike:
         said, allowed = (orjson.dumps(v).decode() for v in (value, only))
@@ -133,7 +133,7 @@ def _parse_usage(options: Any, stream: bool) -> bool:
 def build_rows(
     prompts: list[str], given: Mapping[str, Any], language: Language, longest: int
 ) -> list[Row]:
-    """Returns a row for each prompt; see `parse_completion`."""
+    """Returns a row for each prompt; arguments and errors as for `parse_completion`."""
     most = {"max_tokens": longest}
     numbers = {
         name: _parse_number(name, kind, given.get(name), most.get(name))
@@ -316,7 +316,7 @@ def parse_instances(given: Mapping[str, Any], most: int) -> tuple[list[str], Map
     """Returns the prompts of a request in Vertex AI's form, and its `parameters` by name.
 
     Raises:
-        BadRequest: the request has another form.
+        BadRequest: the request has another form, no prompts, or more than `most` prompts.
     """
     check_signature(given)
     found = given.get("instances")

@@ -65,5 +65,5 @@ class Counts:
         _LOG.error("A request failed.", exc_info=error)
 
     def format_text(self) -> bytes:
-        """Returns the metrics."""
+        """Returns the metrics in the text form of Prometheus."""
         return exposition.generate_latest(self._registry)

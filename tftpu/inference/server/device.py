@@ -21,7 +21,7 @@ def find_tensorflow_device() -> str:
 
 
 def find_onnxruntime_device(providers: Sequence[str]) -> str:
-    """Returns the device of a session of ONNX Runtime, given its providers."""
+    """Returns "GPU" or "CPU" for a session of ONNX Runtime; warns if it leaves a GPU idle."""
     if any(name in _ON_GPUS for name in providers):
         return "GPU"
     _warn(

@@ -42,7 +42,7 @@ def build_curl(model: Served | Language, address: str, route: str, prompt: str =
 
 
 def _build_text_request(route: str, prompt: str = "") -> dict[str, object]:
-    parameters = {"max_tokens": 32, "temperature": 0}  # the likeliest text, as small models babble
+    parameters = {"max_tokens": 32, "temperature": 0}  # small models write nonsense if sampled
     if route.endswith("/completions"):
         return {"prompt": prompt, **parameters}
     return {"instances": [{"prompt": prompt}], "parameters": parameters}

@@ -55,7 +55,7 @@ class OwnHosts:
             await as_error(refused, 403, scope["path"])(scope, receive, send)
 
     def _find_refusal(self, headers: Headers) -> str | None:
-        """Returns why a request is rejected, or None. Without a host, it is not from a browser."""
+        """Returns why a request is rejected, or None; browsers always send a `Host` header."""
         origin = headers.get("origin")
         host = _parse_host(f"//{headers['host']}") if "host" in headers else None
         if host is not None and not self._is_answered(host, self._addresses):

@@ -1,5 +1,6 @@
-"""Requests for predictions, JSON in rows (Vertex AI, TensorFlow Serving) or columns (the latter).
+"""Requests for predictions in JSON, by rows or by columns.
 
+Vertex AI has only rows, TensorFlow Serving has both:
 https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements and
 https://www.tensorflow.org/tfx/serving/api_rest.
 """

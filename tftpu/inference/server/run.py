@@ -22,15 +22,15 @@ from tftpu.runtime import leaving
 
 _CONNECTIONS = 1000
 GRACE_S = 30  # seconds for running requests after a signal to end
-_SAME_S = 0.2  # `timeout -s INT` sends a signal twice: seconds in which a second one is the same
+_SAME_S = 0.2  # seconds in which a repeated signal is ignored: `timeout -s INT` sends it twice
 FAREWELL_S = 5  # seconds before the end of the grace period at which unfinished texts are ended
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket at an address, which does not listen yet; port 0 takes a free one.
+    """Returns a socket that is bound to an address, but does not listen yet; port 0: any free one.
 
     Raises:
-        UserError: the address is in use, or does not belong to this machine.
+        UserError: the address is in use or not one of this machine, or the port is impossible.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only if the protocol is named. Without it, small packets wait 44 ms.
@@ -44,7 +44,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def listen(at: socket.socket) -> str:
-    """Lets clients connect and returns the address; `serve` answers them once it runs.
+    """Lets clients connect and returns the URL of a socket; `serve` answers them once it runs.
 
     Raises:
         UserError: another process has taken the address.
@@ -100,14 +100,14 @@ def serve(
 ) -> None:
     """Serves a model until SIGTERM or SIGINT, and then answers the running requests.
 
-    While it answers them, another SIGINT ends the texts of a language model, and the next one ends
-    the process. Without a language model, the first of these ends the process.
+    While it answers them, a second SIGINT ends the texts of a language model, and a third one ends
+    the process. For other models, the second SIGINT already ends the process.
 
     Args:
         model: the model, which answers with arrays or with text.
         about: the model's name and routes.
         limits: the limits of requests.
-        at: the socket.
+        at: the socket, after `listen`.
         ready: a function that is called once requests are answered and signals are handled.
         stopping: a function that is called if requests are still running when the server stops.
         compiled: see `build_application`.

@@ -24,7 +24,7 @@ class Refused(Exception):  # noqa: N818 (an answer, not a failure of the server)
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A model that answers.
+    """A model that answers requests with arrays.
 
     Attributes:
         inputs: the inputs in order.
@@ -48,6 +48,7 @@ def check_outputs(model: Served) -> None:
 
     Raises:
         UserError: an output does not have a value for each example, or cannot be written as JSON.
+        Refused: the model does not take zeros.
     """
     found = model.call({i.name: np.zeros((2, *i.shape), i.dtype) for i in model.inputs})
     for name, value in found.items():
@@ -175,7 +176,7 @@ def wrap_tensorflow(inputs: tuple[Input, ...], outputs: tuple[str, ...], call: C
 
 
 def _check_input(path: str, name: str, shape: Sequence[Any], dtype: str) -> Input:
-    """Returns an input; raises `UserError` unless its first dimension alone may vary."""
+    """Returns an input of numbers, or raises `UserError` unless only the batch size may vary."""
     first, *rest = shape or [1]
     if isinstance(first, int) or not all(isinstance(size, int) for size in rest):
         raise UserError(

@@ -48,7 +48,7 @@ class Language:
     device: str = "CPU"
 
     def list_further_sizes(self, most: int) -> "list[Size | PromptSize]":
-        """Returns the usual sizes of up to `most` texts that are not compiled yet."""
+        """Returns the usual sizes, for up to `most` texts, whose programs are not compiled yet."""
         programs = self.writer.programs
         sizes = programs.list_usual_sizes(most, tokens=self.vocabulary)
         return [size for size in sizes if not programs.has_compiled(size)]
@@ -101,7 +101,7 @@ class Texts:
         return sum(text.asked.wanted for text in self._queue)
 
     def submit(self, rows: "Sequence[Row]") -> list[AsyncGenerator[list[int]]]:
-        """Requests texts; returns an iterator over the parts of each text.
+        """Requests texts; returns, for each, an iterator over lists of its next tokens.
 
         Closing an iterator that has begun but not ended ends all texts of the request.
 
@@ -140,7 +140,7 @@ class Texts:
         Args:
             sizes: the sizes of the programs.
             report: a function that is called once all are compiled, with their number and the
-                seconds that this took; it is not called without sizes.
+                seconds that this took; not called if there are no sizes or compiling fails.
         """
         if not sizes:
             return
@@ -151,7 +151,7 @@ class Texts:
                 while self._running or self._queue:
                     await asyncio.sleep(_PAUSE_S)
                 await loop.run_in_executor(self._compiler, compile_size, size)
-        except Exception as error:  # requests compile their programs themselves, or say why not
+        except Exception as error:  # a request then compiles its program, or reports why not
             _LOG.warning("Compiling ahead ended: %s: %s", type(error).__name__, error)
         else:
             report(len(sizes), time.monotonic() - start)
@@ -159,7 +159,7 @@ class Texts:
             self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
-        """Ends all texts at their present length."""
+        """Ends all texts at their present length; their iterators then raise `Stopped`."""
         for text in (*self._running, *self._queue):
             text.asked.wanted = False
             text.chunks.put_nowait(Stopped("the server stops"))

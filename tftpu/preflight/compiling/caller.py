@@ -28,7 +28,10 @@ class Caller:
         )
 
     def run(self, function: Callable[[], _T]) -> _T:
-        """Runs a function in the thread that created this object, and returns its result."""
+        """Runs a function in the thread that created this object, and returns its result.
+
+        Other threads may call this only while that thread is in `map_items`.
+        """
         if threading.get_ident() == self._thread:
             return function()
         answer: Future[_T] = Future()

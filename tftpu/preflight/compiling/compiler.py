@@ -37,7 +37,7 @@ TIME_LIMIT = 1800.0  # seconds; the largest models take several minutes
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
 # Marks the error of a kernel that needs more VMEM than a core has; smaller batches do not help.
 KERNEL_MEMORY = "memory space vmem"
-_PR_SET_PDEATHSIG = 1  # an option of Linux, the only system on which libtpu runs
+_PR_SET_PDEATHSIG = 1  # an option of Linux's `prctl`; libtpu runs only on Linux
 _CONVERTING = threading.Lock()
 
 
@@ -52,7 +52,7 @@ class Compiled(NamedTuple):
         bytes_accessed: the compiler's count, in which the body of a loop counts once.
         seconds: duration of the compilation.
         cached: whether the result was read from the cache.
-        undecided: whether there is no answer: the time limit passed, or the compiler crashed.
+        undecided: whether the time limit passed or the compiler crashed, so the result is unknown.
     """
 
     error: str
@@ -80,17 +80,18 @@ def compile_program(
         step: the lowered step.
         target: the slice to compile for.
         options: XLA's options by name; all others keep XLA's defaults.
-        time_limit: seconds after which the compiler is stopped.
+        time_limit: seconds; the compiler is stopped once both elapsed and processor time reach it.
         verbose: whether to pass libtpu's messages through to standard error.
-        processes: the check's compiler processes, which share the machine; None: only this one.
+        processes: starts this compiler together with others of the check; None: starts it alone.
         text: the text of the lines of progress; "" for "compiling" and the name of the slice.
 
     Raises:
-        UserError: libtpu or jax is missing, has an unsupported version, or cannot run on this
-            machine.
+        UserError: the compiler cannot run on this machine (see `check_machine`), an op has operands
+            that XLA does not accept, or the cache's folder cannot be created.
+        StoppedError: `processes` was stopped.
     """
     check_machine()
-    with _CONVERTING:  # one thread converts the step, and the others find the result
+    with _CONVERTING:  # one thread converts the step; the others wait and get the cached result
         module = step.program if step.partitioned else _convert_step(step)
     options = options or {}
     folder = Path(find_cache_folder("preflight")) / _build_key(module, target, options)
@@ -125,7 +126,7 @@ def compile_program(
 
 
 def check_machine() -> None:
-    """Raises `UserError` if the TPU compiler cannot run on this machine."""
+    """Raises `UserError` unless this is x86-64 Linux with libtpu and a supported jax installed."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UserError(
             "The TPU compiler (libtpu) runs only on x86-64 Linux, but this is "
@@ -148,7 +149,7 @@ def read_libtpu_version() -> str:
         raise UserError(f"libtpu, the TPU compiler, is not installed. {install()}") from None
 
 
-# Functions of the calling process
+# Functions that run in the calling process
 
 
 def _convert_step(step: LoweredStep) -> bytes:
@@ -166,21 +167,21 @@ def _convert_step(step: LoweredStep) -> bytes:
 
 
 def _release_memory() -> None:
-    """Returns freed memory to the system, which the compiler needs: glibc would keep gigabytes."""
+    """Gives freed memory back to the system for the compiler; glibc would keep gigabytes."""
     with contextlib.suppress(AttributeError):  # another C library than glibc has no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.lru_cache(maxsize=2)
 def _to_stablehlo(hlo: bytes) -> bytes:
-    """Converts HLO to StableHLO with op names, and rewrites what libtpu would reject."""
+    """Converts HLO to StableHLO with op names, and rewrites ops as libtpu needs them."""
     jax = load_internals()
     with jax.mlir.make_ir_context():
         module = jax.ir.Module.parse(jax.xla.mlir.hlo_to_stablehlo(hlo))
         _remove_copies(module.body)
         _use_hardware_generator(module.body, jax)
-        # TensorFlow numbers its functions, which would change the cache key: the module gets a
-        # fixed name, and its functions keep only the number that XLA adds at the end.
+        # TensorFlow's numbers in names would change the cache key: the module gets a fixed name,
+        # and its functions keep only the number that XLA adds at the end.
         module.operation.attributes["sym_name"] = jax.ir.StringAttr.get("train_step")
         text = module.operation.get_asm(enable_debug_info=True)
         return re.sub(r"@\w+(?=\.\d+)", lambda name: re.sub(r"_\d+", "", name[0]), text).encode()
@@ -215,10 +216,10 @@ def _remove_copies(block: Any) -> None:
 def _use_hardware_generator(block: Any, jax: Internals) -> None:
     """Replaces the CPU's random number generator with the TPU's hardware generator.
 
-    The step is lowered for a CPU, where TensorFlow uses Philox with a state of three numbers. For a
-    TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc), which is much cheaper and has
-    a state of two numbers in libtpu, on all generations. Uses of the resulting state get the old
-    one, because ops with a seed ignore it.
+    The step is lowered for a CPU, where TensorFlow uses Philox with a state of three integers. For
+    a TPU it uses XLA's default (tf2xla/kernels/rng_converter_utils.cc): in libtpu it is much
+    cheaper, and its state has two integers on all generations. Ops that use the resulting state get
+    the old one instead, because ops with a seed ignore it.
     """
     for op in list(block.operations):
         for region in op.operation.regions:
@@ -257,7 +258,7 @@ def _keep(job: Path, folder: Path) -> None:
 
 
 def _read_kept(folder: Path) -> Compiled | None:
-    """Returns a program from the cache, or None; removes a damaged program."""
+    """Returns a compiled program from the cache, or None; removes the program if it is damaged."""
     if not (folder / "result.json").exists():
         return None
     try:
@@ -286,7 +287,7 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
-# Functions of the compiler's process
+# Functions that run in the compiler's process
 
 
 def _end_with_parent() -> None:

@@ -16,8 +16,9 @@ def count_instructions(module: str) -> int:
 def find_measured_seconds(instructions: int, generation: str, folder: Path) -> float | None:
     """Returns the median processor seconds of earlier compilations of similar programs, or None.
 
-    These are of the same model, for the same generation, but for another batch or another slice.
-    Generations differ: for v6e, ResNet-50 takes four times as long as for v5e.
+    Similar programs are for the same generation and have almost the same number of instructions, as
+    the same model has for another batch or slice. Compiling ResNet-50 takes four times as long for
+    v6e as for v5e.
 
     Args:
         instructions: the number of instructions of the program to be compiled.

@@ -26,7 +26,7 @@ class Internals(NamedTuple):
 
 
 def load_internals() -> Internals:
-    """Returns JAX's private modules. Raises `UserError` if they lack what preflight needs."""
+    """Returns JAX's private modules; raises `UserError` if jax or a name in it is missing."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         from jax._src.interpreters import mlir

@@ -35,7 +35,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Processes:
-    """Runs the compiler's processes of one check; threads may share it.
+    """The compiler's processes of one check; several threads may use this object at once.
 
     Args:
         progress: shows the processes.
@@ -61,13 +61,13 @@ class Processes:
         text: str,
         expected: float | None = None,
     ) -> tuple[str, float]:
-        """Compiles the program in a folder, in its own process, and waits for its end.
+        """Compiles a program in a separate process, once memory and cores allow; waits for its end.
 
         Args:
-            job: folder of the program, which gets the result.
+            job: folder with the program; the process writes its result there.
             target: the slice to compile for.
-            time_limit: seconds. The process is stopped once both its processor time and the elapsed
-                time exceed them: with several cores, processor time passes faster.
+            time_limit: seconds. The process is stopped once its processor time and the elapsed time
+                have both reached the limit.
             verbose: whether to pass the process's messages through to standard error.
             text: what is being compiled, such as "compiling v5e-8", for the lines of progress.
             expected: seconds of processor time that the process is expected to take.
@@ -91,7 +91,7 @@ class Processes:
         return _explain_failure(process.returncode, job / "stderr.txt"), phase.seconds
 
     def stop(self) -> None:
-        """Ends all processes, and starts no more."""
+        """Kills the processes of this object and of objects with it as `others`; starts no more."""
         with self._changed:
             self._ended = True
             for process in self._running if self._others is None else self._own:
@@ -105,7 +105,7 @@ class Processes:
     def _running_compiler(
         self, job: Path, target: Slice, verbose: bool, log: IO[bytes], text: str
     ) -> Iterator[subprocess.Popen]:
-        """Starts a compiler's process as soon as memory allows, and ends it after the block."""
+        """Starts a compiler's process as soon as memory and cores allow; ends it on exit."""
         need = _AT_START + _PER_BYTE * (job / "module.mlir").stat().st_size
         command = [sys.executable, "-P", "-m", "tftpu.preflight.compiling.compiler", str(job)]
         environment = {
@@ -121,7 +121,7 @@ class Processes:
             if not self._has_room(need):
                 with self.progress.show_phase(f"waiting for another compiler to end, {text}"):
                     while not self._has_room(need):
-                        self._changed.wait(1.0)  # looks again: other programs may free memory
+                        self._changed.wait(1.0)  # not longer, as other programs may free memory
             if self._is_stopped():
                 raise StoppedError
             process = subprocess.Popen(
@@ -149,7 +149,7 @@ class Processes:
 
 
 def _wait_for_end(process: subprocess.Popen, time_limit: float) -> str:
-    """Waits for a process to end; returns an error message if it takes too long, or "".
+    """Waits for a process to end; returns an error message if it takes too long or hangs, or "".
 
     The limit counts processor time, so that a compiler is not stopped because the machine is busy.
     """

@@ -26,7 +26,7 @@ class Phase:
     Attributes:
         text: what is being done, such as "compiling v5e-8".
         process: id of the compiler's process; None: this process does the work.
-        limit: seconds of processor time after which the process is stopped; None: never.
+        limit: seconds after which the process is stopped, as for `Processes.run`; None: never.
         expected: seconds of processor time that the phase usually takes; None: not known.
         start: start of the phase on the monotonic clock, in seconds.
         next_line: seconds after the start at which the next plain line is due.
@@ -41,7 +41,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """The time since the start."""
+        """Seconds since the start of the phase."""
         return time.monotonic() - self.start
 
     def __str__(self) -> str:
@@ -64,13 +64,13 @@ class Phase:
         """Returns the processor time and its limit; "" until half of the limit is used."""
         limit = self.limit or 0.0
         used = read_processor_seconds(self.process or 0)
-        if min(used, self.seconds) < limit / 2:  # on several cores, processor time passes faster
+        if min(used, self.seconds) < limit / 2:  # as in `Processes.run`, both times must reach it
             return ""
         return f" ({format_duration(used)} of processor time, limit: {format_duration(limit)})"
 
 
 class Progress:
-    """The phases that run now, shown on standard error within its `with` block.
+    """A display of the running phases on standard error, active in this object's `with` statement.
 
     Several may run at once. A separate thread shows them, because tracing keeps the caller busy.
     """
@@ -103,7 +103,7 @@ class Progress:
         limit: float | None = None,
         expected: float | None = None,
     ) -> Iterator[Phase]:
-        """Shows a phase during the block, which may change the text of the phase.
+        """Yields a phase, shown until the `with` statement ends; its `text` may be changed.
 
         Args:
             text, process, limit, expected: as in `Phase`.
@@ -118,7 +118,7 @@ class Progress:
                 self._phases.remove(phase)
 
     def print_unless_over(self, text: str) -> None:
-        """Prints a permanent line, unless the context ends within half a second."""
+        """Prints a permanent line, unless the display ends within half a second."""
         with self._lock:
             self._first_lines.append(text)
 
@@ -128,7 +128,7 @@ class Progress:
             self._lines.append(text)
 
     def print_at_end(self, lines: list[str]) -> None:
-        """Adds lines to print below all others when the context ends."""
+        """Adds lines to print below all others when the display ends."""
         self._last_lines += lines
 
     def print_result(self, text: str) -> None:

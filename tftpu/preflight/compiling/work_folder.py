@@ -12,20 +12,20 @@ from pathlib import Path
 from tftpu.errors import UserError
 
 _PREFIX = "compiling-"
-_SETTLED = 3600.0  # seconds; the process that made a younger folder may not have locked it yet
+_SETTLED = 3600.0  # seconds; a younger folder may not be locked yet by the process that made it
 
 
 @contextlib.contextmanager
 def open_work_folder(parent: Path) -> Iterator[Path]:
-    """Yields a new folder, which is locked within the block and removed after it.
+    """Yields a new folder, locked within the `with` statement and removed afterwards.
 
     Folders that killed processes left behind are removed first.
 
     Args:
-        parent: the folder to create it in.
+        parent: the folder to create it in; created if necessary.
 
     Raises:
-        UserError: the folder cannot be created.
+        UserError: `parent` cannot be created.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
-            # Without locks in the file system, no process removes folders of others: see `_remove`.
+            # On a file system without locks, `_remove` fails as well, so the folder is safe.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             yield Path(folder)
@@ -47,7 +47,7 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders that no living process has locked, except those of the last hour."""
+    """Removes work folders that are over an hour old and that no living process has locked."""
     for folder in parent.glob(f"{_PREFIX}*"):
         # Fails if the folder is locked, or if another process has just removed it.
         with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ def examine(
     Args:
         examiner: the check of the model.
         target: the slice.
-        note: function of the report of a step that does not fit, called before changes are tried.
+        note: called with the report of a step that needs too much HBM, before changes are tried.
     """
     report = examiner.examine_once(target)
     if report.fits or not report.compiles or report.exceeds_host:
@@ -168,7 +168,7 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
             found.append(search.result())
         except UserError as error:
             errors.append(error)
-    # The fastest change first; those that do not fit last.
+    # First the changes that fit, the fastest first; then those that do not.
     found.sort(key=lambda change: (change[0] is None, change[0]))
     report.advice += [text for _, advice in found for text in advice]
     state = examiner.build_shared(target.replicas, per_core).state_bytes
@@ -190,13 +190,13 @@ def _add_fixes(examiner: Examiner, report: SliceReport, target: Slice) -> None:
 def find_largest_batch(
     examiner: Examiner, target: Slice, per_core: int, needs: int, limit: int
 ) -> tuple[int, int]:
-    """Returns the largest per-core batch that fits, 0 if none does, and the smallest that does not.
+    """Returns the largest tried per-core batch that fits, or 0, and the smallest that does not.
 
     Args:
         examiner: the check of the model.
         target: the slice.
-        per_core: examples per shard of the global batch, which do not fit.
-        needs: bytes that the step needs now.
+        per_core: a number of examples per shard of the global batch that does not fit.
+        needs: bytes that the step needs with that number.
         limit: bytes of a device's memory.
     """
 
@@ -228,7 +228,7 @@ def _suggest_accumulation(
         examiner: the check of the model.
         target: the slice.
         per_core: examples per shard of the global batch.
-        needs: bytes that the step needs now.
+        needs: bytes that the step needs without this change.
     """
     state = examiner.caller.run(
         lambda: examiner.build_shared(target.replicas, per_core)
@@ -247,7 +247,7 @@ def _suggest_accumulation(
         compiled, seconds, answer = _try_change(examiner, step, target, change)
         if seconds is not None:
             return seconds, [f"{field} makes this batch fit: {answer}, the same update."]
-        # More microbatches can shrink at most all memory but the state.
+        # Even more microbatches can save at most the memory that the state does not use.
         shrinks = (needs - state.total) * examiner.microbatches / number
         wanted = advise.parse_memory_error(compiled.error)
         if wanted and wanted[0] - shrinks > wanted[1]:
@@ -292,7 +292,7 @@ def _try_change(
 
 
 def _add_try(examiner: Examiner, target: Slice, change: str, answer: str) -> None:
-    """Adds the result of a change to `examiner.tried`, and prints it."""
+    """Adds the result of a change to `examiner.tried`; prints it if the check takes long."""
     text = f"{target.name}{change}: {answer}"
     examiner.tried.append((target.name, text))
     examiner.processes.progress.print_result(text)

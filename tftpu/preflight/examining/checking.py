@@ -133,7 +133,7 @@ def _check(
 
 
 def _choose_precision(model: keras.Model | ModelFn, options: PreflightOptions) -> str:
-    """Returns the dtype policy to build under: a model's own, or that of the options."""
+    """Returns the dtype policy to build under; raises `UserError` if a model has another one."""
     policy = choose_policy(options.precision, "tpu")
     if not isinstance(model, keras.Model):
         return policy

@@ -82,7 +82,7 @@ def _suggest_dividing(examiner: Examiner, target: Slice) -> str:
 
 
 def _count_parts(examiner: Examiner, target: Slice) -> int:
-    """Returns the number of devices that a model is divided among."""
+    """Returns the number of devices that share one copy of the model."""
     return count_parts(examiner.lowering.format_mesh(target.replicas), target.replicas)
 
 

@@ -53,7 +53,7 @@ class Examiner:
         build_shared: function that builds the step, given the numbers of devices and of examples
             per shard of the global batch; cached.
         lower_shared: function that lowers that step; cached.
-        list_finer: function of a slice, which returns checks of the model with finer meshes.
+        list_finer: function that returns, for a slice, an examiner for each finer mesh; cached.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Examiner:
         self.list_finer = functools.cache(self._build_finer)
 
     def examine_once(self, target: Slice) -> SliceReport:
-        """Returns the report of one slice, without advice."""
+        """Returns the report of one slice, without trying changes that would make the step fit."""
         try:
             per_core = self.count_examples(target)
         except UserError as error:
@@ -156,7 +156,7 @@ class Examiner:
         return shard * self.microbatches
 
     def _build_finer(self, target: Slice) -> list["Examiner"]:
-        """Returns checks of the same model with meshes that divide it further."""
+        """Returns examiners of the same model with meshes that divide it further."""
         return [
             Examiner(
                 *(self.model_fn, self.batch_spec, self.options, lowering),

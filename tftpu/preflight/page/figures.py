@@ -56,7 +56,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(name: str, title: str, rows: Sequence[Bar], width: int) -> str:
-    """Returns horizontal bars, each with a name and a figure.
+    """Returns a plot of horizontal bars, each with a name before it and a text at its end.
 
     Args:
         name: an identifier, unique on the page.

@@ -291,7 +291,7 @@ def _draw_twice(draw: Callable[[int, str], str], name: str) -> str:
 
 
 def _build_legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Returns the legend of the colours."""
+    """Returns a legend, given the CSS class and the text of each colour."""
     items = []
     for style, text in entries:
         box = build_element("rect", width=10, height=10, class_=style)

@@ -11,7 +11,7 @@ CHARACTER = 7.7  # width of a character in a plot, for a wide font
 
 
 def build_element(tag: str, *content: str, **attributes: object) -> str:
-    """Returns an element.
+    """Returns an SVG or HTML element as text.
 
     Args:
         tag: the name of the element.
@@ -37,7 +37,7 @@ def draw_label(content: str, x: float, y: float, class_: str = "", **attributes:
 
 
 def build_hover(content: str) -> str:
-    """Returns the text that a browser shows for a pointer over the surrounding element."""
+    """Returns a `title` element: a browser shows its text when the pointer is over its parent."""
     return build_element("title", format_text(content))
 
 

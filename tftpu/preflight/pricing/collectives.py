@@ -27,7 +27,7 @@ _OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collect
 _SINGLE_RING = re.compile(r'"emitter":"1DAllGather|"strategy":"StrategyRing"')
 _BETWEEN_SLICES = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="([^"]*)"'
-Within = list[tuple[Instruction, Computation]]  # an instruction and the instructions that it fuses
+Within = list[tuple[Instruction, Computation]]  # the type of the result of `list_within`
 
 
 def is_collective(instruction: Instruction) -> bool:
@@ -69,7 +69,8 @@ def is_end(instruction: Instruction, within: Within) -> bool:
 def estimate_seconds(instruction: Instruction, computation: Computation, target: Slice) -> float:
     """Returns the time of one collective, 0 for any other instruction.
 
-    A reduce-scatter or an all-gather is half of an all-reduce, and costs half.
+    A reduce-scatter or an all-gather is half of an all-reduce, and costs half, as does an
+    all-to-all.
 
     Args:
         instruction: the instruction.
@@ -125,7 +126,7 @@ def _measure_size(instruction: Instruction, computation: Computation) -> int:
 
 
 def _estimate_permutation(instruction: Instruction, size: int, target: Slice) -> float:
-    """Returns the time of a permutation, whose devices send to neighbours.
+    """Returns the time of a permutation, assuming that chips send only to neighbouring chips.
 
     Transfers from several devices of a chip to the same other chip take turns on the link.
     """
@@ -136,7 +137,7 @@ def _estimate_permutation(instruction: Instruction, size: int, target: Slice) ->
 
 
 def _count_turns(instruction: Instruction, target: Slice) -> int | None:
-    """Returns how many devices of a chip send to one other chip in a permutation.
+    """Returns the largest number of devices of one chip that send to the same other chip.
 
     It is 0 if all transfers stay within chips, and None if the program does not list senders.
     """

@@ -65,7 +65,7 @@ class Cost:
     Attributes:
         memory: HBM in use.
         large: the largest arrays in HBM, the largest first.
-        instructions: every instruction that runs.
+        instructions: the instructions that run, without those that take no time.
         flops: FLOPs of the program's dots and convolutions.
         model_flops: FLOPs that the model needs, as the engine counts them.
         bytes_accessed: HBM traffic.
@@ -94,7 +94,7 @@ class Cost:
     silent_kernels: list[str]
 
     def group_by(self, attribute: Literal["layer", "kind"]) -> list[tuple[str, float, int]]:
-        """Returns (name, seconds, cycles) per layer or kind, longest first; skips what overlaps."""
+        """Returns (name, seconds, cycles) per layer or kind, longest first; skips hidden work."""
         seconds: dict[str, float] = collections.defaultdict(float)
         cycles: dict[str, int] = collections.defaultdict(int)
         for priced in self.instructions:
@@ -195,5 +195,5 @@ def _find_large_tensors(
 
 
 def compute_intensity(cost: Cost) -> float:
-    """Returns the FLOPs of matrix products per byte of HBM traffic."""
+    """Returns the FLOPs of matrix products per byte of HBM traffic; infinite without traffic."""
     return cost.flops / cost.bytes_accessed if cost.bytes_accessed else math.inf

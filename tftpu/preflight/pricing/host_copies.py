@@ -33,7 +33,7 @@ def estimate_seconds(instruction: Instruction, computation: Computation, target:
         computation: the computation that contains it.
         target: the slice.
     """
-    # The smallest, because a copy of a part has the whole array as an operand.
+    # Only the smallest array moves: a copy of a slice has the whole array as an operand.
     sizes = [t.bytes for t in _list_arrays(instruction, computation) if t.dims]
     generation = target.generation
     return min(sizes) / (generation.host_gbps / generation.cores * 1e9)

@@ -75,7 +75,7 @@ def is_free(module: Module, instruction: Instruction, computation: Computation) 
 
 
 class Pricing:
-    """Prices the instructions of a program, in the order in which they run.
+    """A calculator of the cost of a program's instructions, priced in the order in which they run.
 
     Args:
         module: the program.

@@ -13,9 +13,9 @@ estimates, one that leaves them idle costs a part of that, which depends on its 
 less time than its bytes need. Instructions without an estimate (kernels, some window operations)
 are priced by their FLOPs and bytes.
 
-The prices are fitted to published runs by `python -m tests.benchmarks.calibration`, in a clone. It
-also measures the error of predictions for each model by a fit without that model. No price depends
-on the name of a model.
+In a clone of the repository, `python -m tests.benchmarks.calibration` fits the prices to published
+runs. It also measures the error of predictions for each model by a fit without that model. No price
+depends on the name of a model.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Prices:
 
     Attributes:
         bandwidth: share of the nominal HBM bandwidth that a good program sustains.
-        matrix: share of the compiler's estimate that counts for an instruction with products that
-            leaves the matrix units idle.
+        matrix: share of the compiler's estimate that counts if an instruction with products leaves
+            the matrix units idle.
         window: share for grouped convolutions, such as depthwise ones, and for pooling.
         vector: share for everything else: elementwise work, reductions, gathers and copies.
         kernel: share of the peak that products in a kernel reach.
@@ -75,7 +75,7 @@ PRICES = Prices(bandwidth=0.8, matrix=0.5, window=0.4, vector=0.5, kernel=0.5, l
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """How many published times the prices of a generation rest on, and its predictions' range.
+    """The numbers of published times behind a generation's prices, and its predictions' range.
 
     Attributes:
         steps: number of train steps.

@@ -11,14 +11,14 @@ _CALLERS = ("async-start", "call", "custom-call")
 
 
 def find_start(instruction: Instruction, computation: Computation) -> Instruction | None:
-    """Returns the `async-start` of an instruction's chain; None if it belongs to no chain."""
+    """Returns the `async-start` of an instruction's asynchronous chain; None if it has none."""
     while instruction.opcode in ("async-update", "async-done"):
         instruction = computation[instruction.operands[0]]
     return instruction if instruction.opcode == "async-start" else None
 
 
 def is_beginning(instruction: Instruction, computation: Computation) -> bool:
-    """Returns whether the work of a chain starts with this instruction."""
+    """Returns whether the work of an asynchronous chain begins with this instruction."""
     if instruction.opcode == "async-update":
         before = computation[instruction.operands[0]]
         return before.opcode == "async-start" and not before.operands
@@ -26,7 +26,7 @@ def is_beginning(instruction: Instruction, computation: Computation) -> bool:
 
 
 def is_on_sparse_core(start: Instruction) -> bool:
-    """Returns whether the SparseCore does the work, beside the TensorCore."""
+    """Returns whether the SparseCore does an `async-start`'s work, beside the TensorCore."""
     return 'async_execution_thread="sparsecore"' in start.rest
 
 

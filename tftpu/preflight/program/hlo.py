@@ -101,7 +101,7 @@ class Instruction:
     loop: "Instruction | None" = None
 
     def match_attribute(self, pattern: str) -> str:
-        """Returns the group of a regular expression matched in the attributes, or ""."""
+        """Returns the first group of a regular expression searched in the attributes, or ""."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
@@ -116,7 +116,7 @@ class Instruction:
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate; None if there is none."""
+        """The compiler's estimate of the core cycles it takes; None if there is none."""
         found = int(self.match_attribute(r'"estimated_cycles":"(\d+)"') or _UNKNOWN)
         return found if found < _UNKNOWN else None
 
@@ -312,7 +312,7 @@ def _count_part_read(module: Module, inner: Computation, name: str) -> int | Non
 
 
 def _count_written_bytes(module: Module, inner: Computation, instruction: Instruction) -> int:
-    """Returns the bytes that an instruction, or a fusion with this body, writes to HBM."""
+    """Returns the bytes that an instruction, or a fusion with the body `inner`, writes to HBM."""
     roots = [i for i in inner.values() if i.root]
     if roots and roots[0].opcode == "tuple":
         roots = [inner[name] for name in roots[0].operands]

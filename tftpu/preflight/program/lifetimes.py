@@ -56,7 +56,7 @@ class Loop:
 class Lifetimes:
     """The arrays of a program, and when each of them lives.
 
-    They exclude the arguments and outputs of the program, whose memory is used throughout.
+    The arguments and outputs of the program are excluded, as their memory is used throughout.
 
     Args:
         module: the program.

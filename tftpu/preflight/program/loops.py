@@ -142,7 +142,7 @@ class Runs:
         return _read_constant(found)
 
     def _step(self, loop: Instruction, index: int) -> int | None:
-        """Returns the positive number that a loop's body adds to a number in its state, or None."""
+        """Returns the number above 0 that a loop adds to element `index` of its state, or None."""
         body = self._find_part(loop, "body")
         value, step = _find_result(body, index), 0
         while value is not None and value.opcode in ("add", *_SAME):
@@ -163,7 +163,7 @@ class Runs:
         return self._find_initial(loop, computation, index)
 
     def _find_initial(self, loop: Instruction, computation: Computation, index: int) -> int | None:
-        """Returns the initial value of a number in a loop's state; None if it is unknown."""
+        """Returns the initial value of element `index` of a loop's state; None if unknown."""
         state = computation[loop.operands[0]]
         if state.opcode == "tuple":
             return self._read_number(computation[state.operands[index]], computation)
@@ -196,7 +196,7 @@ class Runs:
 
 
 def _find_result(computation: Computation, index: int) -> Instruction | None:
-    """Returns the instruction that computes an element of a computation's result."""
+    """Returns the instruction that computes element `index` of a computation's result, a tuple."""
     root = _find_root(computation)
     return computation.get(root.operands[index]) if root.opcode == "tuple" else None
 
@@ -211,7 +211,7 @@ def _index(element: Instruction) -> int:
 
 
 def _is_element(value: Instruction | None, index: int, body: Computation) -> bool:
-    """Returns whether a value of a loop's body is an element of the state that it was given."""
+    """Returns whether a value of a loop's body is the unchanged element `index` of its state."""
     if value is None or value.opcode != "get-tuple-element" or _index(value) != index:
         return False
     return body[value.operands[0]].opcode == "parameter"
@@ -220,7 +220,7 @@ def _is_element(value: Instruction | None, index: int, body: Computation) -> boo
 def _find_added(operand: Instruction, body: Computation) -> int | None:
     """Returns the number that a body adds to its counter, the larger of two if it may add either.
 
-    A loop whose counter may also stand still, to repeat an iteration, runs at least as often.
+    If the counter may also stand still, to repeat an iteration, the trip count is a lower bound.
     """
     if operand.opcode == "select":
         choices = [_read_constant(body[name]) for name in operand.operands[1:]]

@@ -51,7 +51,7 @@ def iterate_lines(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
     Args:
         path: the path of the value, such as "config.model".
-        value: a part of an experiment.
+        value: an experiment, or a value in it.
     """
     if isinstance(value, KerasObject | Function) or not dataclasses.is_dataclass(value):
         yield path, format_value(value)

@@ -21,7 +21,7 @@ from tftpu.engines.jax.placement.sharding import SMALLEST
 
 @contextlib.contextmanager
 def sharded_variables(mesh: Mesh) -> Iterator[None]:
-    """Shards every variable that Keras creates in the block over the mesh."""
+    """Shards the variables that Keras creates inside the `with` block over the mesh."""
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(CreationDistribution(mesh))
     try:
@@ -47,7 +47,7 @@ class CreationDistribution:
         self._parts = math.prod(mesh.shape[axis] for axis in self._axes)
 
     def get_variable_layout(self, variable: keras.Variable) -> NamedSharding:
-        """Returns a sharding along a variable's largest divisible dimension, if there is one."""
+        """Returns a sharding along the largest divisible dimension; small variables stay whole."""
         shape = tuple(variable.shape)
         free = [i for i, size in enumerate(shape) if size % self._parts == 0]
         if self._parts == 1 or not free or np.prod(shape) < SMALLEST:

@@ -72,7 +72,7 @@ def derive_axes(model: keras.Model, axis: str) -> dict[str, Axes]:
 
 
 def is_convolutional(model: keras.Model) -> bool:
-    """Returns whether a model has more convolutions than products."""
+    """Returns whether a model has more convolutions than matrix products."""
     products = _list_products(internals.flatten_layers(model))
     return len(_list_convolutions(model)) > len(products)
 

@@ -43,7 +43,7 @@ class Gathering:
 
     @contextlib.contextmanager
     def reading(self, sharded: Sequence[keras.Variable] = ()) -> Iterator[None]:
-        """Gathers every weight that a forward pass reads in the block.
+        """Gathers every weight that a forward pass reads inside the `with` block.
 
         Args:
             sharded: weights that stay sharded.
@@ -72,7 +72,7 @@ def _gather_sharding(sharding: NamedSharding) -> NamedSharding:
 
 
 def _gather(value: Tensor, cut: NamedSharding, whole: NamedSharding) -> Tensor:
-    """Returns the whole weight; its gradient is sharded like the weight."""
+    """Returns a weight with the sharding `whole`; its gradient gets the sharding `cut`."""
 
     def gather(value: Any) -> Any:
         return checkpoint_name(jax.lax.with_sharding_constraint(value, whole), GATHERED)

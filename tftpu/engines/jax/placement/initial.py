@@ -17,13 +17,13 @@ import tensorflow as tf
 from tftpu.engines import keras_internals
 from tftpu.engines.jax.placement import placing
 
-# Keras takes its seeds modulo this number to fit TensorFlow's range.
+# On TensorFlow, Keras takes seeds modulo this number, so that they fit into an int32.
 _SEEDS = tf.int32.max - 1
 
 
 @contextlib.contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Initializes variables that the block creates as TensorFlow would with the same seeds."""
+    """Initializes variables created inside the `with` block as TensorFlow does for their seeds."""
     with keras_internals.random_initial_values(_compute_value):
         yield
 

@@ -18,7 +18,7 @@ def from_variable(variable: keras.Variable) -> Leaf:
 
 
 def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None]) -> Leaf:
-    """Returns the checkpoint leaf of an array on a mesh, which every step replaces.
+    """Returns the checkpoint leaf of a value on a mesh; each step may set it to a new array.
 
     Args:
         name: the path of the variable.
@@ -27,7 +27,7 @@ def from_array(name: str, value: Callable[[], Any], assign: Callable[[Any], None
     """
     array = value()
     shape, sharding, dtype = tuple(array.shape), array.sharding, np.dtype(array.dtype)
-    # Keras's "int" has 32 bits under JAX, but is saved with the 64 bits of TensorFlow.
+    # Keras's "int" is int32 under JAX, but checkpoints hold it as int64, as under TensorFlow.
     saved = "int64" if dtype == np.int32 else dtype.name
 
     def to_region(index: tuple[slice, ...]) -> Region:

@@ -20,7 +20,7 @@ class BatchShard:
     """The part of each global batch that a process feeds to its devices.
 
     Attributes:
-        index: the index of the part. Several processes feed the same part if devices of each
+        index: the index of the part. Several processes feed the same part if their devices
             compute the same examples.
         count: the number of parts, each with equally many, consecutive examples.
     """
@@ -34,7 +34,7 @@ def make(sizes: dict[str, int], devices: Sequence[Device]) -> Mesh:
 
     Args:
         sizes: the size of each axis by name, as `tftpu.config.mesh.mesh_sizes` returns them.
-        devices: the devices in JAX's order; this sorts them by slice and process.
+        devices: the devices in JAX's order; the mesh has them sorted by slice and process.
 
     Raises:
         UserError: an axis other than `data` crosses the network between slices.
@@ -49,7 +49,7 @@ def sort_devices(devices: Sequence[Device]) -> list[Device]:
 
 
 def _find_slice(device: Device) -> int:
-    """Returns the index of the TPU slice that a device belongs to; 0 if there is only one."""
+    """Returns the index of the TPU slice that a device belongs to, or 0 without several slices."""
     return getattr(device, "slice_index", 0) if device.platform == "tpu" else 0
 
 
@@ -79,12 +79,12 @@ def find_batch_shard(mesh: Mesh, process: int) -> BatchShard:
 
 
 def list_batch_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the axes with several devices along which a batch is sharded."""
+    """Returns the axes of size 2 or more that shard a batch."""
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
 def list_weight_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
-    """Returns the axes with several devices along which a weight may be sharded."""
+    """Returns the axes of size 2 or more that may shard a weight without sharding rules."""
     return tuple(axis for axis in WEIGHT_AXES if mesh.shape[axis] > 1)
 
 

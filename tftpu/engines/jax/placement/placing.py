@@ -14,7 +14,8 @@ def place_value(value: Any, sharding: Any) -> jax.Array:
 
     Args:
         value: a NumPy array or a `jax.Array`.
-        sharding: the sharding; None puts the value on this process's first device.
+        sharding: the sharding. None puts a NumPy array on this process's first device, and leaves
+            a `jax.Array` where it is.
     """
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(value, sharding)

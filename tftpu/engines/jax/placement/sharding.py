@@ -2,8 +2,8 @@
 
 The axis `tensor` follows the sharding rules of the model, or rules derived from its layers. `fsdp`
 needs no rules: it shards the largest divisible dimension (ZeRO-3; Rajbhandari et al. 2020,
-https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example. Its devices also
-shard the weights, together with `fsdp` and along the same dimension.
+https://arxiv.org/abs/1910.02054). `sequence` divides the tokens of an example, and also shards the
+weights, together with `fsdp` and along the same dimension.
 """
 
 import math
@@ -42,12 +42,12 @@ class Layout:
     """The shardings of a model's variables on a mesh.
 
     Args:
-        mesh: the devices; an abstract mesh gives shardings but holds no values.
+        mesh: the mesh; an abstract mesh has shardings, but no values can be placed on it.
         model: the built model; its `sharding_rules`, if any, are for the `tensor` axis. For a
             model without rules, they are derived from its layers.
 
     Attributes:
-        mesh: the devices.
+        mesh: the argument.
         whole: the sharding of values that every device holds in full.
 
     Raises:
@@ -92,7 +92,7 @@ class Layout:
         return NamedSharding(self.mesh, self._specs[variable.path])
 
     def find_slot_sharding(self, variable: keras.Variable) -> NamedSharding:
-        """Returns the sharding of an optimizer's variable: that of the weight in its name."""
+        """Returns the sharding of an optimizer's variable, which is its weight's if it has one."""
         shape = tuple(variable.shape)
         name = variable.name
         for weight, (of_weight, spec) in self._slots.items():
@@ -105,7 +105,7 @@ class Layout:
 
         Args:
             dimensions: the number of dimensions of the tensor.
-            before: the index of the dimension of the examples.
+            before: the index of the dimension along which the examples are stacked.
         """
         axes = meshes.list_batch_axes(self.mesh) or None
         rest = [None] * (dimensions - before - 1)
@@ -131,7 +131,7 @@ class Layout:
         return self._shard_largest_dimension(shape, axes)
 
     def _shard_largest_dimension(self, shape: tuple[int, ...], axes: list[Any]) -> PartitionSpec:
-        """Returns a spec with `axes`, and `fsdp` and `sequence` on the largest free dimension."""
+        """Returns a spec of `axes`, with `fsdp` and `sequence` on the largest other dimension."""
         names = meshes.list_weight_axes(self.mesh)
         parts = math.prod(self.mesh.shape[name] for name in names)
         if parts > 1 and np.prod(shape) >= SMALLEST:

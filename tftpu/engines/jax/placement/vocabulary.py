@@ -1,7 +1,7 @@
 """Keeps the tables of a vocabulary sharded in a step, and gathers the activations instead.
 
-With 262,144 classes and 8,192 tokens per step, these are far smaller. Each device computes the
-logits of its rows of the table for the tokens of all devices, and looks up embeddings in its rows.
+With 262,144 classes and 8,192 tokens per step, activations are far smaller than tables. Each device
+computes the logits of its rows of the table for all devices' tokens, and looks up embeddings there.
 The partition of the vocabulary follows Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, but
 along `fsdp`, whose devices have different examples.
 """
@@ -19,8 +19,9 @@ from tftpu.engines.jax.placement.sharding import Layout
 from tftpu.optim.chunked import Rows
 from tftpu.tensors import Tensor
 
-# The ratio of rows to tokens from which sending tokens is cheaper. Devices exchange a table twice,
-# as weight and gradient, but tokens several times: embeddings, inputs of the logits, and gradients.
+# The ratio of rows to tokens from which sending tokens is cheaper than sending the table. Devices
+# exchange a table twice, as weight and gradient, but tokens more often: embeddings, inputs of the
+# logits, and gradients.
 ROWS_PER_TOKEN = 3
 
 
@@ -54,7 +55,8 @@ def find_tables(
     Args:
         layout: the shardings of the variables.
         variables: the variables of the model.
-        logits: the shape of a microbatch's logits, (batch, time, classes), over all devices.
+        logits: the shape of a microbatch's logits, (batch, time, classes), over all devices. With
+            too many tokens for the number of classes, no table stays sharded.
     """
     *tokens, classes = logits
     if classes * layout.mesh.shape[DATA] < ROWS_PER_TOKEN * math.prod(tokens):

@@ -38,10 +38,10 @@ _handlers: list[Any] = []  # signal handlers for C code; keeps Python from freei
 
 
 def find_slice_task() -> Task:
-    """Returns this process's index and the number of processes on a TPU slice.
+    """Returns this process's index, and the number of processes, on a TPU slice.
 
-    The number is 1 for a slice of one host, or without a metadata server, as on Colab. If a larger
-    slice's server does not answer, `connect` fails later, because JAX finds more processes.
+    The number is 1 on a slice of one host, and without a metadata server, as on Colab. If the
+    server of a larger slice does not answer, connecting fails later: JAX finds more processes.
 
     Raises:
         HostLost: the address of the first host was not found.
@@ -154,7 +154,7 @@ def _forget() -> None:
 
 
 def _exit_as_lost_on_abort(address: str, seconds: float) -> None:
-    """Handles SIGABRT, so that a process that aborts after a host is lost ends as `Watch` ends it.
+    """Handles SIGABRT: a process that aborts because a host was lost exits as `Watch` would end it.
 
     JAX aborts if its service ends, and gloo if another host breaks the connection. The handler
     checks the service, and waits for `Watch` to end the process. Other aborts stay unchanged.

@@ -50,7 +50,7 @@ class JaxHosts:
         return [bool(flag) for flag in found.reshape(self.count, -1).any(axis=0)]
 
     def from_chief(self, step: int | None) -> int | None:
-        """Broadcasts the chief's value to all hosts (a barrier)."""
+        """Returns the step, or None, that the chief passes, on all hosts (a barrier)."""
         mine = np.array(-1 if step is None else step, np.int32)
         found = int(multihost_utils.broadcast_one_to_all(mine))
         return found if found >= 0 else None

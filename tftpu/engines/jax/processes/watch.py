@@ -57,7 +57,7 @@ class Store:
 
 
 class Watch:
-    """Watches the other hosts, in threads, until this host ends its run.
+    """A watch over the other hosts, in threads, which ends this process if one of them is lost.
 
     Args:
         store: the store that all hosts see.
@@ -82,7 +82,7 @@ class Watch:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Treats a host that ends normally as lost while this one is in the block; all enter it."""
+        """Makes hosts that end normally count as lost during the block, which all hosts enter."""
         self._working += 1
         try:
             yield
@@ -90,10 +90,10 @@ class Watch:
             self._working -= 1
 
     def leave(self, limit: float) -> bool:
-        """Announces that this host ends, and waits; returns whether all other hosts end as well.
+        """Announces that this host ends; returns True once all others do, False if they do not.
 
         Args:
-            limit: the seconds to wait for the others.
+            limit: the seconds to wait for the others; a lost host ends the wait early.
         """
         self._leaving.set()
         end = time.monotonic() + limit
@@ -145,7 +145,7 @@ class Watch:
     def _find_gone(self) -> str | None:
         """Returns a message about a host that ended while this one needs it; None if none did."""
         for other, (heard, text) in self._seen.items():
-            # Waits a while, because hosts that end together leave the block at different times.
+            # Waits, because hosts that end together leave `together` at slightly different times.
             if text == _LEFT and self._working and time.monotonic() - heard > self._seconds / 2:
                 return f"Host {other} ended while this one was waiting for it: see its output."
         return None

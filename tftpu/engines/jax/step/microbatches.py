@@ -1,4 +1,4 @@
-"""The division of a global batch into microbatches, in which each example stays on its device."""
+"""The division of a global batch into microbatches, without moving examples between devices."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class MicrobatchLayout:
     Attributes:
         microbatches: the number of microbatches.
         examples, whole: the arguments.
-        shard: number of examples of a device's shard.
+        shard: the number of examples in one shard of a batch.
         batch: the shapes of a global batch, `jax.ShapeDtypeStruct`s.
         microbatch: the shapes of a microbatch.
     """

@@ -30,9 +30,10 @@ class ObjectiveResult(NamedTuple):
 
     Attributes:
         values: the values of all variables after the step.
-        sums: what this step adds to the sums over steps.
-        norm: the global norm of the gradient, (); 0 if a loss-scaled gradient overflowed.
-        finite: whether the gradient was finite, () bool. If not, loss scaling skips the update.
+        sums: the summands of this step in the sums over steps.
+        norm: the global norm of the gradient, (); 0 if a dynamic loss scale skips the update.
+        finite: whether the gradient was finite, () bool; if not, a dynamic loss scale skips the
+            update.
         metrics: the states of the metrics for this step's batch.
     """
 
@@ -46,7 +47,7 @@ class ObjectiveResult(NamedTuple):
 class ObjectiveStep:
     """The step of one objective.
 
-    The constructor traces the forward pass, to find the variables it updates and depends on.
+    The constructor traces the forward pass, to find the variables that it updates and reads.
 
     Args:
         state: the variables.
@@ -54,9 +55,8 @@ class ObjectiveStep:
         microbatching: the division of a global batch into microbatches.
 
     Attributes:
-        changed: the indices of the variables that the objective changes, among the untrained
-            variables.
-        takes_padding: whether all results of a padded batch can leave the padding out.
+        changed: the indices in `state.untrained` of the variables that the forward pass changes.
+        takes_padding: whether padding can be left out of all results of a batch.
         constants: the variables outside of the model that the objective reads, each with its value
             at the time of tracing, which is a constant in the program.
 
@@ -97,7 +97,7 @@ class ObjectiveStep:
     def train(
         self, begun: StateValues, values: StateValues, step: Any, batch: Nest
     ) -> ObjectiveResult:
-        """Returns the values after an update from a global batch.
+        """Returns the results of one update of the objective's variables from a global batch.
 
         Args:
             begun: the values of all variables at the beginning of the step.
@@ -285,7 +285,7 @@ class ObjectiveStep:
         ]
 
     def _trace_forward(self) -> tuple[Forward, list[bool]]:
-        """Traces the forward pass; returns its result and whether it depends on each variable."""
+        """Traces the forward pass; returns it, and whether the loss depends on each variable."""
         state, results = self._state, []
 
         def trace(own, batch):
@@ -325,7 +325,7 @@ def _find_constants(
 
 
 def _find_tables(state: JaxState, traced: Forward) -> list[keras.Variable]:
-    """Returns the vocabulary tables to keep sharded, if a chunked loss reads them."""
+    """Returns the vocabulary tables to keep sharded; [] if no loss is computed in chunks."""
     if not any(e.chunked is not None for e in traced.computed.elements):
         return []
     variables = [*state.model.trainable_variables, *state.untrained]

@@ -73,7 +73,7 @@ class TrainStep:
         return [one.compute_outputs(values, microbatch) for one in self._steps]
 
     def select_due(self, step: int) -> tuple[int, ...]:
-        """Returns the indices of the objectives to train in the step after `step` steps."""
+        """Returns the indices of the objectives to train in the next step, after `step` steps."""
         return tuple(i for i, every in enumerate(self._every) if step % every == 0)
 
     def train(

@@ -26,7 +26,7 @@ class UpdateResult(NamedTuple):
 def apply_gradients(
     group: ParameterGroup, grads: Arrays, reached: list[bool], variables: Arrays, optimizer: Arrays
 ) -> UpdateResult:
-    """Returns the values of an objective's variables after a step of its optimizer.
+    """Returns the values of an objective's and its optimizer's variables after an update.
 
     Args:
         group: the objective.
@@ -56,7 +56,7 @@ def apply_gradients(
 def adjust_loss_scale(group: ParameterGroup, scale: Arrays, finite: Any) -> Arrays:
     """Returns the dynamic loss scale after a step.
 
-    The factor is halved after an overflow, and doubled after enough steps without one.
+    The factor is halved after an overflow, to 1 at least, and doubled after enough steps without.
 
     Args:
         group: the objective.

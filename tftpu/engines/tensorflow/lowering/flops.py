@@ -99,8 +99,8 @@ def _is_differentiable(tensor: tf.Tensor) -> bool:
 def _count_trips(op: tf.Operation, known: dict[str, Any]) -> int:
     """Returns how often an op runs each function that it calls: 1, or the iterations of a loop.
 
-    They are known if the condition compares a counter, `counter < limit`, whose start, increment
-    and limit are constants. Start and limit may be inputs of the loop. Other loops count once.
+    The iterations are known if the condition is `counter < limit`, and the counter's start, its
+    increment and the limit are constants. Any other loop counts once.
     """
     if op.type not in ("While", "StatelessWhile"):
         return 1
@@ -208,7 +208,7 @@ def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, ax
 def _count_einsum(equation: str, shapes: Sequence[Shape]) -> int:
     """Returns the FLOPs of an einsum of two operands; 0 for others and for batched products.
 
-    It is twice the product of the sizes of all axes, including the axes of an ellipsis.
+    The FLOPs are twice the product of the sizes of all axes, including the axes of an ellipsis.
     """
     inputs, _, output = equation.partition("->")
     terms = inputs.split(",")

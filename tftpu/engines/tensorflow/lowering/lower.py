@@ -36,7 +36,7 @@ BatchSpec = Any
 
 
 class TensorFlowBuiltStep:
-    """See `tftpu.engines.lowered.BuiltStep`: the step of one replica.
+    """The built train step of one replica; see `tftpu.engines.lowered.BuiltStep`.
 
     Args:
         state: the variables, which were created in the scope of the strategy.
@@ -116,7 +116,7 @@ def count_bytes(variables: Iterable[Any]) -> int:
 
 
 class TensorFlowLowering:
-    """See `tftpu.engines.lowered.Lowering`: each device holds the model and one shard."""
+    """The lowering for data parallelism, one replica per device; see `tftpu.engines.lowered`."""
 
     remats = ("block",)
 
@@ -242,7 +242,8 @@ def to_hlo(
 ) -> tuple[Any, list[str]]:
     """Returns the HLO of a function of a batch, and the names of the program's parameters.
 
-    Args: `stage`: as for `internals.lower_to_hlo`; `layers`: the layers' names, for error messages.
+    `stage` is as for `internals.lower_to_hlo`. Raises `UserError` if XLA cannot compile the
+    function; `layers` are the names of layers that the message may name.
     """
     traced: Any = tf.function(function, jit_compile=True, autograph=False)
     with warnings.catch_warnings():  # nothing runs, so dense gradients of embeddings need no memory

@@ -77,7 +77,7 @@ class EvalStep:
     def predict(self, x: Nest) -> Nest:
         """Returns the model's output for one replica's shard of the features."""
         outputs, seeds = forward.predict(self._state, x)
-        # Lets the next batch draw other random numbers. Several replicas all draw the same anyway.
+        # Lets the next batch draw other random numbers. With several replicas, all draw the same.
         if self._state.replicas == 1:
             for variable, value in seeds:
                 variable.value.assign(value)

@@ -126,7 +126,7 @@ class ShardGradients:
             return known
         losses = self._losses
         if self._described.masked or not isinstance(losses, CompiledLosses):
-            # Only the masks are used, so the compiler removes the rest of this forward pass.
+            # Only the divisors are used, so the compiler removes the rest of this forward pass.
             values = Values(trainable, statistics, self._compute_seeds(context, 0))
             elements = self._run(batch, values).computed.elements
         else:

@@ -24,9 +24,10 @@ class ObjectiveResult(NamedTuple):
     """The results of one objective in one step, on one replica.
 
     Attributes:
-        sums: what this step adds to the sums over steps.
-        norm: the global norm of the gradient, (); 0 if a loss-scaled gradient overflowed.
-        finite: whether the gradient was finite, () bool. If not, loss scaling skips the update.
+        sums: this replica's summands of this step in the sums over steps.
+        norm: the global norm of the gradient, (); 0 if a dynamic loss scale skips the update.
+        finite: whether the gradient was finite, () bool; if not, a dynamic loss scale skips the
+            update.
         metrics: the states of the metrics for this replica's shard.
     """
 

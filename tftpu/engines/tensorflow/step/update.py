@@ -46,7 +46,7 @@ def read_loss_scale(group: ParameterGroup) -> Tensor | float | None:
 
 
 def adjust_loss_scale(scaler: Any, finite: Tensor) -> None:
-    """Halves a dynamic loss scale after an overflow; doubles it after enough steps without one.
+    """Halves a loss scale, to 1 at least, after an overflow; doubles it after enough steps without.
 
     Args:
         scaler: a `keras.optimizers.LossScaleOptimizer`.

@@ -2,8 +2,8 @@
 
 MODEL is a `.keras` file, or the folder of a preset of KerasHub.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT. The
-modules are those that define the model's layers.
+The arrays of call number N are named N/INPUT in INPUTS and N/OUTPUT in OUTPUTS. The
+modules are the ones that define the model's layers.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Runs a LiteRT model on LiteRT: `python run_litert.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT.
+The arrays of call number N are named N/INPUT in INPUTS and N/OUTPUT in OUTPUTS.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Runs an ONNX model on ONNX Runtime: `python run_onnx.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT.
+The arrays of call number N are named N/INPUT in INPUTS and N/OUTPUT in OUTPUTS.
 """
 
 import sys

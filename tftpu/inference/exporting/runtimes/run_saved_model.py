@@ -1,7 +1,7 @@
 """Runs a SavedModel on TensorFlow alone: `python run_saved_model.py MODEL INPUTS.npz OUTPUTS.npz`.
 
-The arrays of INPUTS are named N/INPUT, for the Nth call; those of OUTPUTS, N/OUTPUT. Each call
-runs the signature that has its inputs.
+The arrays of call number N are named N/INPUT in INPUTS and N/OUTPUT in OUTPUTS. A call runs the
+signature that has the same input names.
 """
 
 import sys
