@@ -19,6 +19,11 @@ def limit_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     if (os.cpu_count() or 1) > _CORES or dataset.options().autotune.enabled is not None:
         return dataset
+    return switch_tuning_off(dataset)
+
+
+def switch_tuning_off(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set without tuning; see `limit_tuning`."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

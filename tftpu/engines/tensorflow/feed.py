@@ -16,7 +16,7 @@ from tftpu.engines.data.conversion import (
     build_training,
 )
 from tftpu.engines.data.gate import Gate, endless
-from tftpu.engines.data.tuning import limit_tuning
+from tftpu.engines.data.tuning import limit_tuning, switch_tuning_off
 from tftpu.engines.engine import Epoch
 from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow import internals
@@ -93,11 +93,11 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 
 
 def iterate(distributed: Any) -> Any:
-    """Returns an iterator over a distributed data set, which can be deleted at once.
+    """Returns an iterator over a distributed data set.
 
-    Each device's own iterator would be tuned, too: see `limit_tuning`.
+    The iterators by which devices prefetch have nothing to tune, and would be deleted late.
     """
-    return internals.create_iterator(distributed, limit_tuning)
+    return internals.create_iterator(distributed, switch_tuning_off)
 
 
 def _build_input_options(strategy: tf.distribute.Strategy) -> tf.distribute.InputOptions | None:

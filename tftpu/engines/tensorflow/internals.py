@@ -61,16 +61,17 @@ def create_iterator(distributed: Any, adapt: Callable[[tf.data.Dataset], tf.data
         adapt: a function applied to the data set that each device prefetches from, which has none
             of the options of the user's data set.
     """
-    before = multi_device_iterator_ops._create_device_dataset
+    module: Any = multi_device_iterator_ops
+    before = module._create_device_dataset
 
     def create_device_dataset(*arguments: Any) -> tf.data.Dataset:
         return adapt(before(*arguments))
 
-    multi_device_iterator_ops._create_device_dataset = create_device_dataset
+    module._create_device_dataset = create_device_dataset
     try:
         return iter(distributed)
     finally:
-        multi_device_iterator_ops._create_device_dataset = before
+        module._create_device_dataset = before
 
 
 @functools.cache
