@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from tftpu.config.mesh import DATA, FSDP, SEQUENCE, TENSOR
 from tftpu.engines.jax.placement import mesh as meshes
 from tftpu.engines.jax.placement.deriving import Axes, derive_axes
-from tftpu.errors import UserError
+from tftpu.errors import UserError, counted, did_you_mean
 
 SMALLEST = 4096  # elements; sharding a smaller array costs more traffic than it saves memory
 
@@ -52,8 +52,8 @@ class Layout:
 
     Raises:
         UserError: a model without rules has a mesh with a `sequence` axis; or no weight can be
-            sharded along the mesh's `tensor` axis; or a rule matches no variable, or names an axis
-            that does not divide a dimension.
+            sharded along the mesh's `tensor` axis; or a rule matches no variable, or one with too
+            few dimensions, or names an axis that is unknown or does not divide a dimension.
     """
 
     def __init__(self, mesh: Mesh | AbstractMesh, model: keras.Model):
@@ -119,9 +119,20 @@ class Layout:
             if axis is None:
                 continue
             optional, axis = axis.endswith("?"), axis.removesuffix("?")
-            if optional and shape[place] % self.mesh.shape[axis]:
-                continue
-            if place >= len(shape) or shape[place] % self.mesh.shape[axis]:
+            if axis not in self.mesh.shape:
+                raise UserError(
+                    f"The sharding rule {rule} names the axis {axis!r}, which a mesh does not have."
+                    f"{did_you_mean(axis, self.mesh.shape)}"
+                )
+            if place >= len(shape):
+                raise UserError(
+                    f"The sharding rule {rule} is for at least {counted(place + 1, 'dimension')}, "
+                    f"but {path!r} has the shape {shape}: write a pattern that does not match it, "
+                    f"instead of {rule[0]!r}."
+                )
+            if shape[place] % self.mesh.shape[axis]:
+                if optional:
+                    continue
                 raise UserError(
                     f"The sharding rule {rule} cannot divide {path!r}, of shape {shape}, into "
                     f"{self.mesh.shape[axis]} equal shards along {axis!r}: use another size of "
