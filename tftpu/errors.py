@@ -82,6 +82,11 @@ class HostLost(Exception):  # noqa: N818 (an outcome, not an error)
     """Another host of the run failed; the command line exits with 69."""
 
 
+def find_first_line(error: Exception) -> str:
+    """Returns the first line of an error's message; the error's type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def counted(count: int, noun: str) -> str:
     """Returns a number with its noun: "1 shard", "2,000 shards", "3 classes", "2 epochs"."""
     ending = "" if count == 1 else "es" if noun.endswith(("s", "tch", "sh")) else "s"

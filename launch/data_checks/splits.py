@@ -4,7 +4,7 @@ import contextlib
 import io
 from typing import Any
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_first_line
 from tftpu.input_pipelines.sources import Images, StreamedImages, Synthetic, Text, Tokens
 from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
@@ -68,5 +68,5 @@ def inspect_overlap(data: Any, pipeline: Pipeline | None, seed: int) -> list[Fin
             splits = (split.as_numpy_iterator() for split in (training, evaluation))
             found = overlap.describe_inputs(*splits)
     except (UserError, tf.errors.OpError) as error:
-        return [Finding("error", f"reading both splits: {str(error).splitlines()[0]}")]
+        return [Finding("error", f"reading both splits: {find_first_line(error)}")]
     return [Finding("warning", found)] if found else []

@@ -272,6 +272,15 @@ def test_an_unreachable_server_of_metrics_fails_at_the_start_and_warns_later(
     assert "MLflow cannot write" in caplog.text
 
 
+@pytest.mark.parametrize("message", ["", " \n"])
+def test_an_error_of_a_service_without_a_message_is_named_by_its_type(message):
+    with (
+        pytest.raises(UserError, match=r"'mlflow' cannot start: LookupError\. Set THAT, or"),
+        services._explain_errors("mlflow", "THAT", (LookupError,)),
+    ):
+        raise LookupError(message)
+
+
 @pytest.mark.slow
 def test_weights_and_biases_without_a_key_fails_with_a_clear_error(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}

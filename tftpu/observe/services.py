@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_first_line
 from tftpu.observe.hypertune import Hypertune
 from tftpu.observe.writers import Hyperparameters, Writer
 from tftpu.storage import files, side_files
@@ -126,9 +126,9 @@ def _explain_errors(
     try:
         yield
     except failures as error:
-        first = str(error).strip().splitlines()[0][:200]
+        first = find_first_line(error)[:200].rstrip(".")
         raise UserError(
-            f"The writer {module!r} cannot start: {first} Set {variable}, or remove the "
+            f"The writer {module!r} cannot start: {first}. Set {variable}, or remove the "
             "writer from the option train.writers."
         ) from error
 

@@ -14,7 +14,7 @@ from tftpu.config import ClusterConfig
 from tftpu.config.validation import check_types
 from tftpu.engines.tensorflow import internals
 from tftpu.engines.tensorflow.engine import TensorFlowEngine, format_scope_error
-from tftpu.errors import UserError, counted
+from tftpu.errors import UserError, counted, find_first_line
 from tftpu.runtime import hosts
 
 _ANSWERS = 8.0  # seconds to wait for a connection to a TPU's machine
@@ -149,7 +149,7 @@ def _connect_tpu(name: str) -> tf.distribute.TPUStrategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
-        first = str(error).strip().splitlines()[0][:200]
+        first = find_first_line(error)[:200]
         raise UserError(
             f"tpu={name!r} was requested, but cannot be connected to. {_find_likely_cause(name)} "
             f"TensorFlow reports: {first}"

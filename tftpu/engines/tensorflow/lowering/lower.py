@@ -26,7 +26,7 @@ from tftpu.engines.objectives.losses import count_examples
 from tftpu.engines.tensorflow import internals, xla_ops
 from tftpu.engines.tensorflow.state import ModelState
 from tftpu.engines.tensorflow.step.train_step import TrainStep
-from tftpu.errors import UserError
+from tftpu.errors import UserError, find_first_line
 from tftpu.optim.policy import building_under
 from tftpu.tpu.slices import Slice
 
@@ -253,17 +253,17 @@ def to_hlo(
     try:
         hlo = internals.lower_to_hlo(concrete, stage)
     except (tf.errors.OpError, ValueError) as error:
-        raise UserError(_explain_failure(str(error), layers)) from error
+        raise UserError(_explain_failure(error, layers)) from error
     data = ["batch"] * len(keras.tree.flatten(batch))
     by_handle = {id(v.handle): v.name for v in concrete.graph.variables}
     captured = [by_handle.get(id(t), "constant") for t in concrete.captured_inputs]
     return hlo, [*data, *(name.removesuffix(":0") for name in captured)]
 
 
-def _explain_failure(message: str, layers: Collection[str]) -> str:
-    """Returns a message for the user, given an error message of TensorFlow's compiler bridge."""
+def _explain_failure(error: Exception, layers: Collection[str]) -> str:
+    """Returns a message for the user, given an error of TensorFlow's compiler bridge."""
+    message, first = str(error), find_first_line(error)[:300]
     node = re.search(r"\{\{(?:node|function_node) ([^}]+)\}\}", message)
-    first = message.strip().splitlines()[0][:300]
     if not node:
         return f"XLA cannot compile the step. TensorFlow reports: {first}"
     layer, op = find_layer_path(node[1], layers), node[1].rsplit("/", 1)[-1]
