@@ -8,6 +8,7 @@ import pytest
 from tests.support.models.training import compiled, data, make_trainer
 from tftpu.errors import UserError
 from tftpu.observe.hypertune import Hypertune
+from tftpu.observe.writers import Writers
 
 # What cloudml-hypertune 0.1.0.dev6 wrote for trial 7, but for the time.
 WRITTEN = (
@@ -79,6 +80,16 @@ def test_a_value_that_is_not_finite_is_no_result(file):
     writer = Hypertune("loss")
     writer.write(10, "eval", {"loss": float("nan")})
     assert not file.exists()
+
+
+def test_an_evaluation_without_the_metric_is_a_warning_that_names_those_it_has(file, caplog):
+    sink = Writers([Hypertune("accuracy")])
+    sink.write(10, "eval", {"loss": 1.0, "acc": 0.5})
+    sink.write(20, "eval", {"loss": 1.0})
+    sink.write(30, "eval", {"loss": 1.0, "accuracy": 0.5})
+    assert steps(file) == [30]
+    [said] = caplog.messages
+    assert "evaluation has no 'accuracy': set train.best_metric to what it has, loss, acc)" in said
 
 
 def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path, monkeypatch):

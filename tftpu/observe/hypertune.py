@@ -25,8 +25,11 @@ class Hypertune(Writer):
     of the evaluations that it repeats.
 
     Args:
-        metric: the evaluation metric by which the job compares trials.
+        metric: the evaluation metric by which the job compares trials. An evaluation without it is
+            a failed write.
     """
+
+    failures = (UserError,)
 
     def __init__(self, metric: str):
         self._metric = metric
@@ -43,8 +46,15 @@ class Hypertune(Writer):
             ) from error
 
     def write(self, step: int, split: str, scalars: Mapping[str, float]) -> None:
+        if split != "eval":
+            return
+        if self._metric not in scalars:  # a model's own `test_step` may log anything
+            raise UserError(
+                f"the evaluation has no {self._metric!r}: set train.best_metric to what it has, "
+                f"{', '.join(scalars)}"
+            )
         # The service compares values, so it gets none that is not finite.
-        if split != "eval" or not math.isfinite(scalars[self._metric]):
+        if not math.isfinite(scalars[self._metric]):
             return
         earlier = [line for line in self._lines if int(line["global_step"]) < step]
         line = {
