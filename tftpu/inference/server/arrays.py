@@ -68,7 +68,8 @@ def _explain_kind(values: list[Any], given: Input) -> BadRequest:
         return BadRequest(f'{_takes(given)}, but "{found}" is a text: write it without quotes.')
     if isinstance(found, float):
         return BadRequest(_explain_floats(found, given))
-    return BadRequest(f"{_takes(given)}; given was something else, such as {str(found)[:SHOWN]!r}.")
+    shown = repr(found[:SHOWN]) if isinstance(found, str) else describe_kind(found)
+    return BadRequest(f"{_takes(given)}; given was something else, such as {shown}.")
 
 
 def _explain_floats(found: float, given: Input) -> str:
@@ -121,8 +122,8 @@ def _explain_shape(values: list[Any], given: Input) -> BadRequest:
 
 def describe_kind(value: Any) -> str:
     """Returns the kind of a JSON value, such as "a list"."""
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return f"a text, {value[:SHOWN]!r}"
     if isinstance(value, list):
