@@ -116,6 +116,16 @@ def test_lines_beyond_the_limit_are_counted(tmp_path, monkeypatch, caplog):
     assert kept == "".join(map(numbered, (1, 2, 3)))
 
 
+def test_more_lines_than_the_limit_are_kept_if_every_write_succeeds(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(lines, "LIMIT", 3 * len(numbered(1)))
+    metrics = Lines(str(tmp_path / "metrics.jsonl"), 0)
+    for step in range(1, 8):
+        metrics.append(numbered(step))
+    metrics.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(map(numbered, range(1, 8)))
+    assert not caplog.text
+
+
 def test_an_object_that_another_run_wrote_is_not_replaced(service, caplog):
     metrics = Lines(URI, 0)
     metrics.append(numbered(1))

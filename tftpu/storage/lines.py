@@ -48,7 +48,7 @@ class Lines:
     def append(self, text: str) -> None:
         """Adds lines for the next `flush`; drops them if too many could not be written before."""
         data = text.encode(errors="backslashreplace")
-        if len(self._pending) + len(data) > LIMIT:
+        if self._failed and len(self._pending) + len(data) > LIMIT:
             self._lost += data.count(b"\n")
         else:
             self._pending += data
