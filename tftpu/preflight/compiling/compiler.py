@@ -87,7 +87,7 @@ def compile_program(
 
     Raises:
         UserError: the compiler cannot run on this machine (see `check_machine`), an op has operands
-            that XLA does not accept, or the cache's folder cannot be created.
+            that XLA does not accept, or the cache's folder cannot be created or written.
         StoppedError: `processes` was stopped.
     """
     check_machine()

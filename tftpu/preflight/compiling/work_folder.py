@@ -25,17 +25,18 @@ def open_work_folder(parent: Path) -> Iterator[Path]:
         parent: the folder to create it in; created if necessary.
 
     Raises:
-        UserError: `parent` cannot be created.
+        UserError: `parent` cannot be created or written.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(parent)
+        work = tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX)
     except OSError as error:
         raise UserError(
-            f"The folder for compiled programs, {parent}, cannot be created ({error.strerror}): "
-            "set TFTPU_CACHE to a folder that can be written."
+            f"The folder for compiled programs, {parent}, cannot be created or written "
+            f"({error.strerror}): set TFTPU_CACHE to a folder that can be written."
         ) from error
-    remove_abandoned(parent)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=_PREFIX) as folder:
+    with work as folder:
         handle = os.open(folder, os.O_RDONLY)
         try:
             # On a file system without locks, `_remove` fails as well, so the folder is safe.
