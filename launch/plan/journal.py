@@ -62,6 +62,7 @@ class Journal:
 
     Raises:
         OSError: the workdir cannot be created, or its file cannot be read.
+        ValueError: its `plan.jsonl` is not a regular file.
     """
 
     def __init__(self, workdir: str, key: str):
@@ -74,7 +75,7 @@ class Journal:
         for line in data.split(b"\n"):
             try:
                 self._read(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 continue  # damaged, or half written by a plan that was killed
         self._lines = Lines(path)
         if data and not data.endswith(b"\n"):

@@ -126,12 +126,14 @@ def run(options: Options) -> None:
 
 def _open_journal(options: Options, space: Space) -> Journal:
     workdir = options.workdir or options.default_workdir
+    key = compute_key(space)
     try:
-        return Journal(workdir, compute_key(space))
-    except OSError as error:
+        return Journal(workdir, key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{files.join(workdir, FILE)} cannot be used ({error.strerror or error}): give another "
-            "folder with --workdir=DIR."
+            f"{files.join(workdir, FILE)} cannot be used ({reason}): give another folder with "
+            "--workdir=DIR."
         ) from error
 
 

@@ -34,6 +34,13 @@ def test_a_line_that_was_cut_off_is_left_out_and_the_next_ones_are_kept(tmp_path
     assert again.verdicts == {PLAIN: VERDICT} and again.facts == FACTS
 
 
+def test_a_damaged_line_of_many_brackets_is_left_out(tmp_path):
+    Journal(str(tmp_path), "key").write_verdict(PLAIN, VERDICT)
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b"[" * 100_000 + b"\n")
+    assert Journal(str(tmp_path), "key").verdicts == {PLAIN: VERDICT}
+
+
 def key_of(*overrides):
     return compute_key(Space(config_flags.load("python_gpt", list(overrides))))
 

@@ -10,7 +10,10 @@ import types
 
 import pytest
 
+from tftpu.errors import UserError
 from tftpu.launch.commands.checking import plan
+from tftpu.launch.plan.candidates import Space
+from tftpu.launch.settings import config_flags
 
 PLAN = ("plan", "python_gpt")
 COMMAND = [sys.executable, "-m", "tftpu.launch.main", *PLAN]
@@ -80,6 +83,17 @@ def test_an_interrupted_plan_says_what_it_knows(tmp_path):
         "54 candidates: 0 compiled, 0 pruned, 54 left: the same command continues with them, for "
         in said
     )
+
+
+@pytest.mark.parametrize("kind", ["folder", "broken link"])
+def test_a_journal_that_is_no_file_is_an_error_that_asks_for_another_folder(kind, tmp_path):
+    path = tmp_path / "plan.jsonl"
+    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "gone")
+    options = plan.Options(config="python_gpt", workdir=str(tmp_path))
+    space = Space(config_flags.load("python_gpt", []))
+    says = r"plan\.jsonl cannot be used \(it is not a regular file\): give another folder with"
+    with pytest.raises(UserError, match=says):
+        plan._open_journal(options, space)
 
 
 def test_the_command_for_a_run_names_its_config_file(tmp_path, monkeypatch):
