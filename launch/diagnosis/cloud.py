@@ -13,7 +13,7 @@ _NEEDED = ["storage.objects.create", "storage.objects.get", "storage.objects.lis
 def describe(machine: Machine) -> dict[str, str]:
     """Returns the facts for the top of the report: the kind and place of the credentials."""
     path = _locate_credentials(machine)
-    if path is not None and path.exists():
+    if path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}
     if place.read_attribute(machine, "accelerator-type"):
         return {"Credentials": "the machine's own service account"}
