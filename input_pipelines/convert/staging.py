@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -223,9 +224,11 @@ def prepare_folder(folder: Path, conversion: Conversion, reader: Reader) -> None
     if not files.is_remote(output):
         # The output may not exist yet if the staging folder is elsewhere.
         os.makedirs(output, exist_ok=True)
-        # Not those of other splits, which other processes may be writing.
-        for path in Path(output).glob(f".{conversion.split}-*.tmp"):
-            path.unlink(missing_ok=True)
+        # Not those of other splits, which other processes may be writing: "train-extra" of "train".
+        shard = rf"\.{re.escape(conversion.split)}-\d+-of-\d+\.tfrecord\.\d+\.tmp"
+        for name in files.list_names(output):
+            if re.fullmatch(shard, name):
+                files.remove(files.join(output, name))
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 

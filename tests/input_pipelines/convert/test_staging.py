@@ -107,6 +107,20 @@ def test_the_order_of_a_source_without_one_is_made_of_whole_hashes(texts, tmp_pa
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+def test_only_the_partial_files_of_the_split_itself_are_removed(texts, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    own = output / ".train-00000-of-00001.tfrecord.1.tmp"
+    others = [
+        output / f".{split}-00000-of-00001.tfrecord.1.tmp"
+        for split in ("train-extra", "train-1", "train-1-of-2", "test")
+    ]
+    for path in (own, *others):
+        path.write_bytes(b"")
+    converter.run(of_text(texts, output), workers=1, say=silent)
+    assert not own.exists() and all(path.exists() for path in others)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
