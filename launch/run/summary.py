@@ -61,9 +61,9 @@ def format_summary(
 def _list_evaluation_rows(
     step: int, results: dict[str, float], workdir: str
 ) -> list[tuple[str, str]]:
-    """Returns rows (name, text) for the last evaluation and for the best checkpoint, if any."""
+    """Returns rows (name, text) for the last evaluation and the best checkpoint, if any."""
     numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
-    rows = [("eval, last", f"step {step:,}  {numbers}")]
+    rows = [("eval, last", f"step {step:,}  {numbers}")] if results else []
     best = result.read_best(workdir)
     if best:
         known = _read_evaluation(workdir, best.step) | {best.metric: best.value}

@@ -1,5 +1,11 @@
-"""Reports of a run: the time that is left."""
+"""Reports of a run: the time that is left, and samples."""
 
+import keras
+import pytest
+
+import tftpu
+from tests.support.models.training import data
+from tftpu.observe.writers import Writer
 from tftpu.training.reporter import Evaluations
 
 
@@ -18,3 +24,25 @@ def test_a_run_that_resumes_between_two_evaluations_learns_their_distance():
     assert known.last is None and known.estimate_seconds_left(1000) == 0
     known = known.follow(300, spent=360.0)
     assert known.last == 30.0 and known.estimate_seconds_left(1000) == 7 * 30.0
+
+
+@pytest.mark.medium
+def test_a_text_of_a_users_own_is_shown_also_with_a_loss_function(tmp_path):
+    found = []
+
+    class Texts(Writer):
+        def write_text(self, step, name, text):
+            if name == "sample":
+                found.append((step, text))
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd")
+    trainer = tftpu.Trainer(
+        model,
+        tmp_path,
+        loss_fn=lambda model, batch, training: model(batch[0])[:, 0] ** 2,
+        writers=[Texts()],
+        sample=lambda trainer: f"after {trainer.step} steps",
+    )
+    trainer.fit(data(), steps=2, validation_data=data(), verbose=0)
+    assert found == [(2, "```\nafter 2 steps\n```")]

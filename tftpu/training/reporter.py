@@ -79,8 +79,8 @@ class Reporter:
         workdir: the folder to write to; None: no files are written.
         writers: further destinations.
         hyperparameters: the settings of the run, by name.
-        sample: a function that returns a text that shows what the model can do; None: nothing is
-            shown.
+        sample: a function that returns a text that shows what the model can do, called on one host
+            with a workdir; None: nothing is shown.
         verbose: as in Keras: 0 shows nothing on the console, 2 shows no live line.
 
     Attributes:
@@ -114,9 +114,10 @@ class Reporter:
         self._workdir = workdir
         self._hyperparameters = hyperparameters
         self._sample = sample
-        is_single = self._engine.hosts.count == 1
+        # Not on several hosts, which would all have to take part.
+        self._shows_samples = self._engine.hosts.count == 1 and workdir is not None
         # Not with a loss function, whose batch and outputs may be anything.
-        self._shows_images = is_single and workdir is not None and not programs.objectives
+        self._shows_images = self._shows_samples and not programs.objectives
         hardware = self._engine.hardware
         self._console: Console | None = None
         if verbose and self._engine.hosts.chief:
@@ -232,7 +233,8 @@ class Reporter:
         self._writers.write(step, "eval", results)
         if self._shows_images:
             self._show_images(step, dataset)
-            text = self._sample() if self._sample else None
+        if self._shows_samples and self._sample:
+            text = self._sample()
             if text:
                 self._writers.write_text(step, "sample", f"```\n{text}\n```")
         spent = self._account.clock.sum_seconds()["evaluation"]

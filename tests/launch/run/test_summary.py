@@ -137,3 +137,9 @@ def test_only_fields_that_the_records_hold_are_kept(tmp_path):
     )
     assert keep(**shards) == ["label", "source"]
     assert summary._list_kept_fields(Images()) == ["label"]
+
+
+def test_a_run_without_an_evaluation_has_no_row_for_it(tmp_path):
+    assert summary._list_evaluation_rows(7, {}, str(tmp_path)) == []
+    [(name, text)] = summary._list_evaluation_rows(7, {"loss": 0.5}, str(tmp_path))
+    assert (name, text) == ("eval, last", "step 7  loss 0.5000")
