@@ -10,6 +10,7 @@ import pytest
 from tests.support.models.leaves import leaf, leaves, step_of, value, value_of
 from tftpu.checkpoint.store import Best, Checkpoints
 from tftpu.errors import UserError
+from tftpu.storage.owner import LockLostError, build_lost_error
 
 
 def test_saved_values_are_restored(tmp_path):
@@ -107,3 +108,15 @@ def test_checkpoints_need_no_tensorflow():
     code = "import sys, tftpu.checkpoint.store; print('tensorflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_workdir_lost_during_a_save_ends_the_run_at_the_next_one(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path))
+
+    def lose():
+        raise build_lost_error(tmp_path, "was deleted")
+
+    checkpoints.save(1, leaves(1), {}, first=lose)
+    with pytest.raises(LockLostError, match="was deleted while this run was writing"):
+        checkpoints.save(2, leaves(2), {})
+    assert checkpoints.take_failure() is None and checkpoints.list_steps() == []

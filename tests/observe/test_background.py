@@ -115,3 +115,14 @@ def test_a_thread_that_nothing_was_asked_of_is_not_started():
     worker = Worker("none", 1)
     assert worker.wait(0) and worker.close(0)
     assert threading.active_count() == before
+
+
+def test_a_queue_and_its_last_call_are_waited_for_together():
+    worker, now = Worker("slow", 1), threading.Event()
+    worker.submit(lambda: time.sleep(0.6))
+    time.sleep(0.1)  # for the thread to take the call
+    worker.submit(now.wait)
+    began = time.monotonic()
+    assert not worker.close(0.8)  # the queue has a place after 0.5 s
+    assert time.monotonic() - began < 1.1
+    now.set()

@@ -116,7 +116,7 @@ class Checkpoints:
         """Starts writing a checkpoint; returns as soon as the leaves may change again.
 
         Waits for an earlier save that is still being written. A save that fails leaves the earlier
-        checkpoints as they are, and is reported by `take_failure`.
+        checkpoints as they are: `take_failure` reports an `OSError`, and `wait` raises others.
 
         Args:
             step: the step of the checkpoint.
@@ -160,7 +160,14 @@ class Checkpoints:
         self._copy.reserve(leaves)
 
     def wait(self) -> None:
-        """Waits until nothing is being written; keeps an `OSError` for `take_failure`."""
+        """Waits until nothing is being written; keeps an `OSError` for `take_failure`.
+
+        Other methods that need this wait, too, and raise the same.
+
+        Raises:
+            ChangedError: another process wrote the checkpoint's files meanwhile.
+            LockLostError: this process lost the workdir.
+        """
         if self._pending is None:
             return
         step, future = self._pending
@@ -172,9 +179,10 @@ class Checkpoints:
             self._pending = None
 
     def take_failure(self) -> Failure | None:
-        """Returns the last failed save and forgets it; None if there is none.
+        """Returns the last save that failed with an `OSError`, and forgets it; None without one.
 
-        On several hosts, all learn of a failure at the next save, so that they act alike.
+        On several hosts, all learn of a failure at the next save, so that they act alike. Raises
+        what `wait` does.
         """
         if self._exchange is None and self._pending is not None and self._pending[1].done():
             self.wait()

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,11 +71,12 @@ class Worker:
         """
         if self._thread.ident is None:
             return True
+        end = time.monotonic() + seconds
         try:
             self._calls.put(None, timeout=seconds)
         except queue.Full:
             return False
-        self._thread.join(seconds)
+        self._thread.join(max(0.0, end - time.monotonic()))
         if self._error is not None:
             raise self._error
         return not self._thread.is_alive()
