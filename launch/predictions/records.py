@@ -63,7 +63,10 @@ def open_records(
 def name_labels(
     records: "UnlabelledRecords", data: DataConfig, names: list[str] | None
 ) -> "UnlabelledRecords":
-    """Returns the records with the class name beside a kept label, if the label is a class id."""
+    """Returns the records with the class name beside a kept label, if the label is a class id.
+
+    A kept field of the input that has the same name, such as "label_name", stays as it is.
+    """
     label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
     read = records.fields
     if names is None or read is None or label not in records.names:
@@ -74,7 +77,8 @@ def name_labels(
         ids = np.asarray(found.get(label, ""))
         if ids.ndim == 1 and ids.dtype.kind in "iu":
             known = {first + number: name for number, name in enumerate(names)}
-            found[f"{label}_name"] = [known.get(number, "") for number in ids.tolist()]
+            names_of_ids = [known.get(number, "") for number in ids.tolist()]
+            found.setdefault(f"{label}_name", names_of_ids)  # the input may have one of this name
         return found
 
     return dataclasses.replace(records, fields=read_with_names)

@@ -16,6 +16,7 @@ from tftpu.config import DataContext
 from tftpu.errors import UserError
 from tftpu.inference.predict import predict
 from tftpu.inference.prediction.outputs import add_embedding, build_columns, has_probabilities
+from tftpu.input_pipelines import unlabelled
 from tftpu.input_pipelines.formats import results
 from tftpu.input_pipelines.formats.manifest import Feature
 from tftpu.input_pipelines.sources import Records
@@ -140,6 +141,16 @@ def test_a_folder_holds_the_predictions_of_one_plan(tmp_path, changes, named):
     with pytest.raises(UserError, match=named):
         predict(trainer, records(), job(tmp_path, **changes))
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["file", "record", "error", "logits"])
+def test_a_kept_field_with_the_name_of_a_column_is_refused(tmp_path, name):
+    fields = {name: np.arange(COUNT)}
+    given = unlabelled.from_arrays(X, DataContext(0, 16), "x", fields)
+    with pytest.raises(UserError, match=f"field '{name}' has the name of a column.*rename it"):
+        # Without the columns of the model, the names that all predictions have are known.
+        predict(trainer_of() if name == "logits" else None, given, job(tmp_path, keep=[name]))
+    assert not any(file.startswith("predictions-") for file in content(tmp_path))
 
 
 def test_a_folder_without_predictions_is_free(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ import numpy as np
 from tftpu.engines.data.outputs import join_outputs
 from tftpu.errors import UserError, counted
 from tftpu.inference.prediction import plans, sums
-from tftpu.inference.prediction.outputs import Columns
+from tftpu.inference.prediction.outputs import Columns, check_kept
 from tftpu.inference.prediction.plans import MANIFEST, PLAN, SHARD
 from tftpu.inference.prediction.sums import Sums
 from tftpu.storage import files, locks
@@ -30,6 +30,7 @@ from tftpu.tensors import Nest
 _log = logging.getLogger(__name__)
 
 RECORDS_PER_SHARD = 4096
+_OWN = ("file", "record", "error")  # columns of all predictions; `encode` adds "error"
 _NAMED = 20  # most damaged files that a message names
 # How a format holds values that are not finite, for messages; other formats keep NaN and infinity.
 _NOT_FINITE = {"jsonl": "null", "csv": "empty cells, or as null in lists"}
@@ -127,10 +128,11 @@ def predict(
 
     Raises:
         UserError: the folder holds other predictions, another process writes the same ones, a
-            record cannot be used, or a kept field is unknown or named "file" or "record".
+            record cannot be used, or a kept field is unknown or has the name of a column.
         OSError: a shard cannot be written.
     """
     records.read_fields(range(0), job.keep)  # raises early if a field is unknown
+    check_kept(job.keep, _OWN)
     shards = _list_shards(records.count, job)
     mine = shards[job.machine[0] - 1 :: job.machine[1]]
     plan = _describe_plan(job, records)
@@ -351,16 +353,11 @@ def _write(
     places, numbers = records.places(shard.numbers)
     columns = {"file": places, **({"record": numbers} if numbers else {})}
     predicted = job.columns(outputs)
-    found = {**records.read_fields(shard.numbers, job.keep), **predicted}
-    for name in found:
-        if name in columns:
-            raise UserError(
-                f"The input's field {name!r} has the same name as a column of the predictions: do "
-                "not keep this field."
-            )
+    kept = records.read_fields(shard.numbers, job.keep)
+    check_kept(kept, (*_OWN, *predicted))
     skipped = records.skipped
     errors = {n: skipped[number] for n, number in enumerate(shard.numbers) if number in skipped}
-    content = job.encode({**columns, **found}, errors)
+    content = job.encode({**columns, **kept, **predicted}, errors)
     locks.check_lock(_resolve_locked_folder(job))
     files.write_whole(files.join(job.output, shard.name), content)
     known.add(shard.name, sums.sum_of(content))

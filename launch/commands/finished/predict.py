@@ -118,9 +118,10 @@ def run(options: Options) -> None:
     with reporting(f"Loading {options.workdir}"):
         experiment, restored, records = _restore(options, changed)
     from tftpu.inference.predict import Job
-    from tftpu.inference.prediction.outputs import build_columns
+    from tftpu.inference.prediction.outputs import build_columns, check_kept, name_columns
 
     names = read_class_names(experiment, changed) if changed.classifies else None
+    check_kept(options.kept_fields, name_columns(changed.shape, changed.outputs, names))
     records = name_labels(records, experiment.data, names)
     written: list[dict[str, Any]] = []
     encode = _choose_encoder(options)

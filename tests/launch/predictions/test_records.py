@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tftpu
 from tftpu.errors import UserError
-from tftpu.launch.predictions.records import open_records
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
+from tftpu.launch.predictions.records import name_labels, open_records
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,13 @@ def test_an_input_that_does_not_exist_is_named_before_the_code_that_reads_it(
     with pytest.raises(UserError) as refused:
         open_records(Own(), given, False, ())
     assert str(refused.value).startswith(said)
+
+
+def test_a_kept_name_of_the_input_is_not_replaced_by_the_class_name_of_its_label():
+    fields = {"label": np.array([1, 0]), "label_name": ["tabby", "poodle"]}
+    records = UnlabelledRecords(2, "", list, range, [*fields], lambda _, kept: fields)
+    named = name_labels(records, tftpu.DataConfig(), ["dog", "cat"])
+    assert named.read_fields(range(2), [*fields]) == fields
+    del fields["label_name"]
+    found = named.read_fields(range(2), ["label"])
+    assert found["label_name"] == ["cat", "dog"]

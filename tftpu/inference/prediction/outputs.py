@@ -1,6 +1,6 @@
 """Columns of a prediction: logits, the likeliest classes, an embedding."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -59,6 +59,35 @@ def build_columns(
         return found
 
     return columns
+
+
+def name_columns(shape: Any, wanted: Sequence[str], class_names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the columns, in order, before anything is predicted.
+
+    Args:
+        shape: the shape of the model's outputs, nested as these are; (): unknown.
+        wanted, class_names: as for `build_columns`.
+    """
+    none = np.zeros((0, 2), np.float32)  # (examples, classes)
+    scores = keras.tree.map_shape_structure(lambda _: none, shape) if shape else none
+    outputs = {EMBEDDING: none, LOGITS: scores} if EMBEDDING in wanted else scores
+    return list(build_columns(wanted, True, class_names)(outputs))
+
+
+def check_kept(kept: Iterable[str], columns: Collection[str]) -> None:
+    """Raises `UserError` if a kept field of the input has the name of a column.
+
+    Args:
+        kept: the names of the fields.
+        columns: the names of the columns.
+    """
+    for name in kept:
+        if name in columns:
+            raise UserError(
+                f"The input's field {name!r} has the name of a column of the predictions: do not "
+                "keep it, and join it by the file and the number of the record, or rename it in "
+                "the input."
+            )
 
 
 def has_probabilities(model: keras.Model) -> bool:

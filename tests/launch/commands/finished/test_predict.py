@@ -4,12 +4,14 @@ import csv
 import json
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.sources import Texts
+from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 from tftpu.launch.commands.finished import predict
 from tftpu.launch.main import main
 from tftpu.launch.run import finished
@@ -216,6 +218,28 @@ def test_what_can_be_known_is_refused_before_tensorflow_is_loaded(
     monkeypatch.setattr(finished, "restore_for_records", None)
     assert main(["predict", "runs/a", "--output=out", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [([], "probability"), (["--outputs=top5"], "top5_names"), (["--outputs=logits"], "logits")],
+)
+def test_a_kept_field_with_the_name_of_a_column_is_refused_before_anything_is_predicted(
+    words, name, monkeypatch, capsys, tmp_path
+):
+    def restore(options, changed):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(10)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        changed(model)
+        records = UnlabelledRecords(1, "", list, range, ["id", name])
+        return config_flags.load("digits_resnet", []), None, records
+
+    monkeypatch.setattr(finished, "check_exists", lambda workdir: None)
+    monkeypatch.setattr(predict, "_restore", restore)
+    given = ["predict", "runs/a", f"--output={tmp_path}/out", "--input=evaluation", *words]
+    assert main([*given, f"--keep=id,{name}"]) == 2
+    said = capsys.readouterr().err
+    assert f"The input's field {name!r} has the name of a column of the predictions" in said
 
 
 @pytest.mark.parametrize(
