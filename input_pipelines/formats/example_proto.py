@@ -98,13 +98,21 @@ def _encode_feature(name: str, value: Any, feature: Feature) -> tf.train.Feature
     if feature.dtype == "string":
         values = np.asarray(value, object)
         _check_shape(name, values.shape, feature)
-        values = [v.encode() if isinstance(v, str) else bytes(v) for v in values.reshape(-1)]
+        for held in values.reshape(-1):
+            if not isinstance(held, str | bytes):  # bytes(3) would be three zero bytes
+                raise UserError(
+                    f"The feature {name!r} holds {held!s:.80}: it must be text or bytes."
+                )
+        values = [v.encode() if isinstance(v, str) else v for v in values.reshape(-1)]
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-    value = np.asarray(value)
-    _check_shape(name, value.shape, feature)
-    array = value.astype(feature.dtype)
+    try:
+        value = np.asarray(value)
+        array = value.astype(feature.dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(_explain_dtype(name, value, feature)) from error
+    _check_shape(name, array.shape, feature)
     if not np.array_equal(array, value) and not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"The feature {name!r} holds {value}, which is not {feature.dtype}.")
+        raise UserError(_explain_dtype(name, value, feature))
     if feature.num_classes and not (
         0 <= array.min(initial=0) <= array.max(initial=0) < feature.num_classes
     ):
@@ -119,6 +127,10 @@ def _encode_feature(name: str, value: Any, feature: Feature) -> tf.train.Feature
     if np.issubdtype(array.dtype, np.floating):
         return tf.train.Feature(float_list=tf.train.FloatList(value=flat))
     return tf.train.Feature(int64_list=tf.train.Int64List(value=flat))
+
+
+def _explain_dtype(name: str, value: Any, feature: Feature) -> str:
+    return f"The feature {name!r} holds {value!s:.80}, which is not {feature.dtype}."
 
 
 def _check_shape(name: str, shape: tuple[int, ...], feature: Feature) -> None:

@@ -143,15 +143,14 @@ def _to_plain(values: Any) -> list[Any]:
     if array.dtype.kind != "f":
         return array.tolist()
     wide = array.astype(np.float64)
-    if array.dtype == np.float64 and np.isfinite(wide).all():
-        return wide.tolist()
     fine = np.isfinite(wide)
-    size = np.abs(np.where(fine & (wide != 0), wide, 1.0))
-    scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(size)))
-    rounded = np.where(fine, np.rint(np.where(fine, wide, 0.0) * scale) / scale, 0.0)
+    if array.dtype.itemsize < wide.dtype.itemsize:
+        size = np.abs(np.where(fine & (wide != 0), wide, 1.0))
+        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(size)))
+        wide = np.where(fine, np.rint(np.where(fine, wide, 0.0) * scale) / scale, 0.0)
     if fine.all():
-        return rounded.tolist()
-    known = rounded.astype(object)
+        return wide.tolist()
+    known = wide.astype(object)
     known[~fine] = None
     return known.tolist()
 

@@ -140,6 +140,16 @@ def test_an_example_survives_encoding_and_decoding():
         ({"label": -1}, "the class -1"),
         ({"tokens": [1, 2, 3]}, r"shape \(3,\): it must be \(4,\)"),
         ({"tokens": [1, 2, 3, 70000]}, "which is not uint16"),
+        ({"label": "cat"}, "'label' holds cat, which is not int32"),
+        ({"label": None}, "'label' holds None, which is not int32"),
+        ({"label": 1 << 70}, "'label' holds 1180591620717411303424, which is not int32"),
+        ({"label": "x" * 1000}, "'label' holds x{80}, which is not int32"),
+        (
+            {"tokens": [1, [2, 3], 4, 5]},
+            r"holds \[1, \[2, 3\], 4, 5\], which is not uint16",
+        ),
+        ({"name": 3}, "'name' holds 3: it must be text or bytes"),
+        ({"name": None}, "'name' holds None: it must be text or bytes"),
         ({"lable": 1}, "Did you mean 'label'"),
     ],
 )

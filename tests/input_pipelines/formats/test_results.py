@@ -42,6 +42,14 @@ def test_any_float32_survives_json():
     np.testing.assert_array_equal(again, values)
 
 
+@pytest.mark.parametrize("dtype", ["<f8", ">f8"])
+def test_float64_keeps_all_digits_also_beside_values_that_are_not_finite(dtype):
+    values = [1 / 3, 1e-305, 5e-324, -1.7976931348623157e308, 0.1 + 0.2]
+    columns = {"v": np.array([*values, np.nan, np.inf], dtype)}
+    found = [json.loads(line)["v"] for line in results.jsonl(columns, {}).splitlines()]
+    assert found == [*values, None, None]
+
+
 def test_a_table_of_csv_is_quoted_and_has_the_same_values():
     texts = ['say "hi", you', "two\r\nlines", "ü;\t"]
     scores = np.array([1 / 3, np.nan, -np.inf], np.float32)
