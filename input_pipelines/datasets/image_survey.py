@@ -75,9 +75,15 @@ def describe_few(split: str, examples: int | None) -> str:
 
 
 def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
-    """Returns lines about splits that lack a class, or have one ten times as often as another."""
+    """Returns lines about splits that have no images or lack a class.
+
+    Also about those that have one class ten times as often as another.
+    """
     lines = []
     for split, found in splits.items():
+        if not found.images:
+            lines.append(f"{split} has no images")
+            continue
         counts = count_classes(found)
         absent = [name for name, count in counts.items() if not count]
         if absent:
@@ -95,7 +101,7 @@ def find_imbalance(splits: Mapping[str, ImageFiles]) -> list[str]:
 
 def sample_paths(found: ImageFiles) -> list[str]:
     """Returns the paths of the images of a split, `MOST` of them at most, evenly spread."""
-    step = -(-len(found.images) // MOST)
+    step = max(1, -(-len(found.images) // MOST))
     return [image.path for image in found.images[::step]]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.config import DataContext
+from tftpu.errors import UserError
 from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.tensors import Spec, Tensor
@@ -46,6 +47,9 @@ def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
 
     Windows of one document overlap by one byte, so that each byte except the first is predicted
     exactly once; the last window of a document is padded.
+
+    Raises:
+        UserError: no document has two bytes, so that there is nothing to predict.
     """
     windows, lengths = [], []
     for document in small.load_split(data.name, data.data_dir, split)["text"]:
@@ -54,6 +58,11 @@ def _cut_windows(data: "Text", split: str) -> tuple[np.ndarray, np.ndarray]:
             window = text[start : start + data.context + 1]
             lengths.append(len(window))
             windows.append(np.pad(window, (0, data.context + 1 - len(window))))
+    if not windows:
+        raise UserError(
+            f"The split {split!r} of {data.name!r} has no document of two bytes or more, so there "
+            "is no byte to predict: choose another split."
+        )
     return np.stack(windows), np.array(lengths, np.int32)
 
 

@@ -12,6 +12,7 @@ import tftpu
 from tftpu import input_pipelines
 from tftpu.engines.tensorflow import feed
 from tftpu.errors import UserError
+from tftpu.input_pipelines.datasets import small
 from tftpu.input_pipelines.reading.epochs import ArrayPipeline
 from tftpu.input_pipelines.sources import Images, Synthetic, Text
 from tftpu.launch.settings import config_flags
@@ -160,6 +161,15 @@ def test_an_unknown_data_set_or_split_fails_with_a_clear_error():
         input_pipelines.training(Images("digitz"))
     with pytest.raises(UserError, match=r"no split 'tests'. Did you mean 'test'"):
         input_pipelines.evaluation(Images("digits", eval_split="tests", image_size=8, channels=1))
+
+
+def test_documents_without_two_bytes_fail_with_a_clear_error(monkeypatch):
+    texts = np.array([b"", b"a"], object)
+    monkeypatch.setattr(small, "load_split", lambda *_: {"text": texts})
+    data = Text("python_source", context=50, global_batch_size=4)
+    for read in (input_pipelines.training, input_pipelines.evaluation):
+        with pytest.raises(UserError, match="of 'python_source' has no document of two bytes"):
+            read(data)
 
 
 def test_a_window_is_followed_by_the_byte_it_overlaps_with():

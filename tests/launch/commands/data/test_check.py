@@ -291,6 +291,16 @@ def test_a_folder_of_pictures_is_counted_by_class_and_all_damaged_files_are_name
     assert levels(data_check.inspect_images(photos)) == ["error"]
 
 
+@pytest.mark.parametrize("empty", ["train", "val"])
+def test_a_split_without_images_is_named(tmp_path, empty):
+    (tmp_path / "a.png").write_bytes(tf.io.encode_png(np.zeros((8, 8, 3), np.uint8)).numpy())
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.csv").write_text("image,label\n" + "a.png,0\n" * (split != empty))
+    photos = StreamedImages(format="index", data_dir=str(tmp_path), eval_split="val", num_classes=2)
+    found = [finding.text for finding in data_check.inspect_images(photos)]
+    assert f"{empty} has no images" in found and found[-1] == "1 image can be decoded"
+
+
 @dataclasses.dataclass
 class Numbers(DataConfig):
     """Rows of numbers, of which the first `shared` are in both splits."""
