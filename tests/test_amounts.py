@@ -82,6 +82,16 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert amounts.format_clock(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (5400, "90m"), (0.00001, "0.00001s"), (1.5, "1.5s"), (1.1 * 3600, "3960s")]
+    + [(1_000_001, "1000001s"), (3600 * 1_234_567, "1234567h"), (86_400 * 1e16, f"1{'0' * 16}d")],
+)
+def test_a_period_is_parsed_as_what_was_formatted(seconds, text):
+    assert amounts.format_period(seconds) == text
+    assert amounts.parse_period(text) == pytest.approx(seconds, rel=1e-12)
+
+
 def test_a_metric_has_four_digits_or_is_a_whole_number():
     assert amounts.format_metric(0.61234) == "0.6123"
     assert amounts.format_metric(7_388.4) == "7,388"

@@ -52,7 +52,8 @@ def parse_period(text: str) -> float:
 def format_period(seconds: float) -> str:
     """Formats a duration for `parse_period`, in the largest unit that divides it: "90m"."""
     unit = next((u for u in "dhm" if seconds and seconds % _PERIODS[u] == 0), "s")
-    return f"{seconds / _PERIODS[unit]:g}{unit}"
+    # Not ":g": `parse_period` reads no exponents.
+    return f"{seconds / _PERIODS[unit]:.9f}".rstrip("0").rstrip(".") + unit
 
 
 def format_clock(seconds: float) -> str:
