@@ -116,8 +116,8 @@ def from_shards(
     Args:
         source: the source of the records.
         pipeline: a pipeline that reads `source`; its `finish` returns features without labels.
-        features: the features of a record, whose values, except images, can be written beside
-            predictions; None: unknown.
+        features: the features of a record; all but images can be written beside predictions.
+            None: unknown.
     """
     known = {name: f for name, f in (features or {}).items() if f.encoding != "image"}
     stored = _find_features(source) if features else {}

@@ -58,7 +58,7 @@ class IndexedRecords:
         return tf.data.Dataset.range(self.count).map(lambda number: (number, number))
 
     def read_range(self, first: Tensor, last: Tensor, size: int) -> tf.data.Dataset:
-        """Returns batches (records, numbers), which are equal; see `pipeline.RecordSource`."""
+        """Returns batches of (record, number), the two equal; see `pipeline.RecordSource`."""
 
         def batch(begin: Tensor) -> tuple[Tensor, Tensor]:
             numbers = tf.minimum(begin + tf.range(size, dtype=tf.int64), last - 1)

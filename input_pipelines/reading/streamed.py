@@ -18,7 +18,7 @@ class Streamed(DataConfig):
     on_bad_record: str = dataclasses.field(default="raise", metadata=OPERATIONAL)
     # the most records to skip; the next bad record stops the run
     max_bad_records: int = dataclasses.field(default=100, metadata=OPERATIONAL)
-    # addresses HOST:PORT,... of machines that prepare the data; see `service`
+    # addresses HOST:PORT,... of machines that prepare the data; see service.py
     service: str = dataclasses.field(default="", metadata=OPERATIONAL)
     # a local folder that keeps copies of a bucket's shards after their first use
     cache_dir: str = dataclasses.field(default="", metadata=OPERATIONAL)

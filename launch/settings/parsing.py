@@ -155,7 +155,7 @@ def _suggest(name: str, flags: Sequence[str], known: Sequence[str], config: str 
     near = find_nearest(name, known)
     if name in WORKDIRS and "workdir" in flags and near != "output":
         near = "workdir"
-    if name in ADAPTERS and "base" in flags:  # --base switches adapters off
+    if name in ADAPTERS and "base" in flags:  # meant as --base, which leaves adapters out
         near = "base"
     if config is not None:
         fields = list_config_fields(config) | FIELDS

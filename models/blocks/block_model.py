@@ -143,7 +143,7 @@ class Blocks:
         if layer.remat in JAX_REMATS and keras.config.backend() != "jax":
             raise UserError(
                 f"model.remat={layer.remat!r} works only on the JAX engine, but Keras runs on "
-                f"{keras.config.backend()}: use a mesh or engine=jax, or model.remat='block'."
+                f"{keras.config.backend()}: use engine=jax or model.remat='block'."
             )
         if not loop and layer.remat == "none":
             return None

@@ -177,8 +177,8 @@ def save_weights(model: keras.Model, path: str, *, format: str = "safetensors") 
 def freeze(model: keras.Model, patterns: str) -> list[str]:
     """Excludes weights from training.
 
-    A layer whose variables are all frozen runs as in evaluation: a batch normalisation uses its
-    moving statistics and does not update them.
+    In a layer of `model.layers` whose variables are all frozen, batch normalisation uses its moving
+    statistics, and does not update them; dropout stays active.
 
     Args:
         model: not yet trained.

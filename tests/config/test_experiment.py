@@ -106,7 +106,7 @@ def hostile(**fields):
         ({"model": {"class": "tftpu.config.to_json"}}, "is not a config of this version of tftpu"),
         ({"model": {"class": "tftpu.optim.optimizers.LARS"}}, "is not a config of this version"),
         ({"loss": {"class": "tftpu.config.objects.Function", "name": "os.system"}}, "'os' is not"),
-        ({"loss": {"class_name": "Lambda", "config": {}, "module": "keras.layers"}}, "as loss"),
+        ({"loss": {"class_name": "Lambda", "config": {}, "module": "keras.layers"}}, "The loss in"),
         (
             {
                 "optimizer": {

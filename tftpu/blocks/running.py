@@ -238,8 +238,8 @@ def check_blocks(model: keras.Model, remat: str, scan: str) -> None:
     backend = keras.config.backend()
     if backend != "jax" and (remat in JAX_REMATS or scan == "block"):
         raise UserError(
-            f"{wanted} works only on the JAX engine, but Keras runs on {backend}: use a mesh or "
-            "engine=jax, or train.remat='block' alone."
+            f"{wanted} works only on the JAX engine, but Keras runs on {backend}: set "
+            "engine=jax, or use only train.remat='block'."
         )
     if remat != "none" and not any(_find_recomputed(model)):
         raise UserError(

@@ -30,8 +30,8 @@ def is_wanted(scan: str, parameters: int) -> bool:
     backend = keras.config.backend()
     if scan == "block" and backend != "jax":
         raise UserError(
-            f"model.scan='block' works only on the JAX engine, but Keras runs on {backend}: use a "
-            "mesh or engine=jax, or model.scan='none'."
+            f"model.scan='block' works only on the JAX engine, but Keras runs on {backend}: use "
+            "engine=jax or model.scan='none'."
         )
     return backend == "jax" and (scan == "block" or (scan == "auto" and parameters >= LARGE))
 

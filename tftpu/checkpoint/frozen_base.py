@@ -68,7 +68,7 @@ class Base:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the left-out weights, the same on all hosts; "" if there are none."""
+        """The digest of the weights not in checkpoints, the same on all hosts; "" if none."""
         if not self._paths:
             return ""
         exchange = self._hosts.exchange

@@ -222,13 +222,13 @@ def _check_compiled(value: Any, name: str) -> None:
             isinstance(part, kinds) and isinstance(described, dict) and "class_name" in described
         ):
             raise UserError(
-                f"config.json holds {part!r} as {name}: give the config that the run was started "
-                "with."
+                f"The {name} in config.json cannot be {part!r}: give the config that started the "
+                "run."
             )
 
 
 def _iterate_leaves(value: Any) -> Iterator[Any]:
-    """Yields the values in nested lists and dicts, except None; keeps Keras descriptions whole."""
+    """Yields values in nested lists and dicts, except None; a dict with class_name is one value."""
     if isinstance(value, list | tuple) or (isinstance(value, dict) and "class_name" not in value):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _iterate_leaves(part)

@@ -30,11 +30,11 @@ class RunProgress:
         skipped_batches: number of batches that rollbacks skipped, in addition to `step` batches.
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
-        epoch: sums since the last evaluation; None: there are none.
+        epoch: sums since the epoch began; None: there are none.
         best: the best value so far and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: indices of the epochs in `history`.
-        ended: the length planned for the run when a callback ended it; None: no callback did.
+        ended: the run's planned steps, if a callback ended it early; None: no callback did.
         callbacks: the values that Keras's callbacks keep across epochs, by callback.
         pass_steps: the number of batches of one pass over a stream; None: unknown.
         begun_at: the steps of earlier runs of the same `Trainer`, which `Executor.step` includes.

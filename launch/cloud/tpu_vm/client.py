@@ -1,6 +1,6 @@
 """Rents a slice with Cloud TPU's own client, follows the run, and deletes the slice.
 
-After any failure, a message names a slice that may still exist, with the command that deletes it.
+If a rental fails, a message names a slice that may still exist, and the command that deletes it.
 """
 
 import contextlib

@@ -108,7 +108,7 @@ def run(options: Options) -> None:
     takes_pixels = [i.dtype for i in serving.inputs] == ["uint8"]
     if form == "saved_model" and serving.of_files is not None:
         print("  files    JPEG and PNG of any size, as image_bytes of the signature serving_bytes")
-        print("           (TensorFlow Serving's; `tftpu serve` takes files of the input's size)")
+        print("           (in TensorFlow Serving; in `tftpu serve`, only of the input's size)")
     elif isinstance(experiment.data, Images | StreamedImages) and takes_pixels:
         print(f"  crop     {_describe_crop(experiment.data)}")
     print(f"  outputs  {', '.join(serving.output_specs())}")

@@ -78,7 +78,7 @@ def _launch(search: VertexSearch, created: vertex_search.Spec, options: Options)
     client = vertex_client.create_client(order.region)
     name = vertex_client.submit(client, kind, order, created)
     print(vertex_client.explain_how_to_end(kind, name))
-    print(f"It is shown at       {vertex_follow.format_page_url(name)}")
+    print(f"The search is at     {vertex_follow.format_page_url(name)}")
     print(f"The trials are in    {search.resolve_folder(created['displayName'])}", flush=True)
     if options.detach:
         print(vertex_follow.explain_how_to_follow(name))

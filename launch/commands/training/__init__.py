@@ -1,1 +1,1 @@
-"""Train: commands that write, list, show, train and search configs."""
+"""Train: commands for projects, models and configs, and for training and searches."""

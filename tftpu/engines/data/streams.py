@@ -180,7 +180,7 @@ class SlicedArrays(Stream):
 
     @property
     def first(self) -> Nest:
-        """The first batch."""
+        """The first batch, in the order of the arrays."""
         return self._to_batch(self._take(np.arange(min(self._batch_size, self._count))))
 
     def iterate(

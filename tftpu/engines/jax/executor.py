@@ -317,8 +317,8 @@ class JaxTrainLoop(BaseTrainLoop):
     def _place(self, batch: Nest) -> Nest:
         """Puts a batch from host memory on the devices, with padding up to the step's size."""
         layout, size = self.step.microbatching, count_examples(batch)
-        if size * self._part.count == layout.padded != size:
-            return feed.place_shard(batch, self._state.layout, self._part)  # holds this host's part
+        if size * self._part.count == layout.padded != size:  # batch is this host's part
+            return feed.place_shard(batch, self._state.layout, self._part)
         expected = layout.padded if layout.examples is None else layout.examples
         if size != expected:  # padding that the step does not expect would count as examples
             raise UserError(explain_size(expected, size))

@@ -95,7 +95,7 @@ def distribute(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> An
 def iterate(distributed: Any) -> Any:
     """Returns an iterator over a distributed data set.
 
-    The iterators by which devices prefetch have nothing to tune, and would be deleted late.
+    Devices prefetch without autotuning, which would only delay the iterators' deletion.
     """
     return internals.create_iterator(distributed, switch_tuning_off)
 

@@ -88,7 +88,7 @@ def warn_of_mixing(state: ModelState, batches: Callable[[], tf.data.Dataset]) ->
 
 
 def is_mixed_in_evaluation(state: ModelState, batches: Callable[[], tf.data.Dataset]) -> bool:
-    """Returns whether evaluation must keep batches whole, because their examples affect each other.
+    """Returns whether batches must stay whole: results depend on other examples or on their number.
 
     Args:
         state, batches: as for `warn_of_mixing`.

@@ -146,7 +146,7 @@ class Serving:
         rng = np.random.default_rng(seed)
         drawn = rng.integers(0, 256, (2 * height + 1, 3 * width, channels), np.uint8)
         encoded = [tf.io.encode_jpeg(drawn).numpy(), tf.io.encode_png(drawn).numpy()]
-        return {FILES: np.array(encoded)}  # neither ends in zeros, which NumPy would drop
+        return {FILES: np.array(encoded)}  # no file ends in zero bytes, which NumPy drops
 
     def outputs(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the outputs by name for inputs by name."""

@@ -250,7 +250,7 @@ class Answer:
         return orjson.dumps({**self._head, "choices": choices, "usage": self._count(tokens)})
 
     async def iterate_events(self) -> AsyncIterator[bytes]:
-        """Yields server-sent events, one for each part of a text, prompt by prompt."""
+        """Yields server-sent events: text parts, prompt by prompt; usage, if asked for; [DONE]."""
         tokens, without = 0, {"usage": None} if self._asked.usage else {}
         for index, row in enumerate(self._asked.rows):
             async for text, count, end in self._iterate_text(index, row):

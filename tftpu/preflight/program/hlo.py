@@ -69,7 +69,7 @@ class Tensor:
 
     @property
     def in_hbm(self) -> bool:
-        """True if the array is in the memory of the chip."""
+        """True if the array is in the chip's HBM."""
         return not self.on_chip and not self.on_host
 
     def __str__(self) -> str:

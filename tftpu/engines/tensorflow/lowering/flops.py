@@ -138,7 +138,7 @@ def _find_increment(body: Any, place: int | None) -> int:
 
 
 def _read_number(tensor: Any, condition: Any, loop: tf.Operation) -> int | None:
-    """Returns an integer of a loop's condition as it is before the loop starts; None if unknown."""
+    """Returns the integer that `tensor` has when a loop's condition first runs; None if unknown."""
     place = _find_input(tensor, condition)
     return _read_constant(tensor if place is None else loop.inputs[place])
 
