@@ -47,6 +47,8 @@ def test_the_command_that_contributing_adds_is_one_file(tmp_path, monkeypatch, c
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     assert command_line.main(["greet", "--name=Ada", "--times=2"]) == 0
     assert capsys.readouterr().out == "Hello, Ada.\nHello, Ada.\n"
+    assert command_line.main(["greet", "Ada"]) == 0
+    assert capsys.readouterr().out == "Hello, Ada.\n"
     assert command_line.main(["help", "greet"]) == 0
     assert "example:\n  tftpu greet --name=Ada --times=2\n" in capsys.readouterr().out
 
