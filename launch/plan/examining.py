@@ -140,7 +140,11 @@ class PlanExaminer:
             KeyboardInterrupt: Ctrl-C was pressed; the verdicts until then are recorded.
         """
         changed, ended = threading.Condition(), threading.Event()
-        ruled_out = set(table.describe_ruled_out(search, self._space))  # already printed
+
+        def describe_slices() -> list[str]:
+            return [*table.describe_ruled_out(search, self._space), *table.describe_priced(search)]
+
+        printed = set(describe_slices())  # known before this plan
         with Progress() as progress:
             processes = Processes(progress)
             # The compiler processes of each candidate, to stop them if it is pruned.
@@ -181,9 +185,9 @@ class PlanExaminer:
                             journal.write_verdict(candidate, verdict)
                         described = table.describe_verdict(search, self._space, candidate)
                         progress.print_line(f"  {described}")
-                        for line in table.describe_ruled_out(search, self._space):
-                            if line not in ruled_out:
-                                ruled_out.add(line)
+                        for line in describe_slices():
+                            if line not in printed:
+                                printed.add(line)
                                 progress.print_line(line)
                         for other in parts.keys() & search.pruned.keys():
                             parts.pop(other).stop()

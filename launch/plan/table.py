@@ -199,6 +199,13 @@ def describe_unpriced(search: Search) -> list[str]:
     ]
 
 
+def describe_priced(search: Search) -> list[str]:
+    """Returns a line once each of several slices has a price, while candidates are left."""
+    if search.list_unpriced() or not search.left or len(search.list_firsts()) < 2:
+        return []
+    return ["  Each slice has a price. Cheaper ones may be left; Ctrl-C prints the best so far."]
+
+
 def describe_ruled_out(search: Search, space: Space) -> list[str]:
     """Returns a line for each slice on which no candidate fits and none is left to compile."""
     lines = []

@@ -379,6 +379,18 @@ def test_a_verdict_is_a_line_with_the_memory_the_price_and_how_many_are_left():
     assert line.endswith("2 s per step, $2.00 a run ($555.56 per 1B tokens); 1 left")
 
 
+def test_a_line_says_once_each_slice_has_a_price():
+    first, second = (Candidate(name, "", "block", 1) for name in ("v5e-1", "v6e-1"))
+    left = dataclasses.replace(second, remat="none")
+    search = Search(map(estimate_of, (first, second, left)), CHEAPEST)
+    search.record(first, Verdict(True, 1, step_seconds=2.0))
+    assert not table.describe_priced(search)
+    search.record(second, Verdict(True, 1, step_seconds=2.0))
+    assert "Ctrl-C prints the best so far" in table.describe_priced(search)[0]
+    search.record(left, Verdict(True, 1, step_seconds=2.0))
+    assert not table.describe_priced(search)
+
+
 def test_each_slice_without_a_price_says_what_it_may_cost_or_why_it_has_none():
     left, dear = Candidate("c", "", "none", 1), Candidate("d", "", "none", 1)
     large, larger = (Candidate("v5e-1", "", remat, 1) for remat in ("block", "none"))
