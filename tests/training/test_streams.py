@@ -101,29 +101,6 @@ def test_passes_of_another_length_end_the_run(lengths, word):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("placed", [True, False])
-def test_a_generator_passed_again_is_read_on_where_it_is(placed, tmp_path, capsys):
-    """A new one is that of a run that resumes: its first batches are thrown away."""
-    trainer, drawn = make_trainer(build(), tmp_path if placed else None, steps_per_loop=2), []
-
-    def draw():
-        for number in range(100):
-            drawn.append(number)
-            yield X[:8], Y[:8]
-
-    batches = draw()
-    trainer.fit(batches, steps=10, verbose=2)
-    before = len(drawn)
-    trainer.fit(batches, steps=12, verbose=2)
-    assert trainer.step == 12 and len(drawn) - before <= 4  # of which two may be read ahead
-    assert "thrown away" not in capsys.readouterr().out
-    before = len(drawn)
-    trainer.fit(draw(), steps=14, verbose=2)
-    assert (len(drawn) - before >= 14) == placed
-    assert ("12 batches are read and thrown away" in capsys.readouterr().out) == placed
-
-
-@pytest.mark.medium
 def test_a_validation_generator_that_ends_is_refused_before_training():
     trainer = make_trainer(build())
     with pytest.raises(UserError, match="can be read only once, but every epoch is evaluated"):

@@ -189,7 +189,6 @@ class Feed:
         dataset, class_weight, epoch: as for `Engine.batches`.
         open_batches: a function that returns the batches from a position on, as
             `Programs.open_batches` does.
-        begun: whether the data are an iterator that the previous call of `fit` has read from.
     """
 
     def __init__(
@@ -198,9 +197,7 @@ class Feed:
         class_weight: dict[int, float] | None,
         epoch: Epoch | None,
         open_batches: Callable[..., Any],
-        begun: bool = False,
     ):
-        self._begun = begun
         self._open_batches = open_batches
         self._dataset = dataset
         self._class_weight = class_weight
@@ -219,8 +216,7 @@ class Feed:
     @property
     def must_skip(self) -> bool:
         """True if earlier batches must be read to start at a later one."""
-        sliced = isinstance(self._dataset, SlicedArrays)
-        return isinstance(self._dataset, Stream) and not sliced and not self._begun
+        return isinstance(self._dataset, Stream) and not isinstance(self._dataset, SlicedArrays)
 
     def open(self, position: int, pass_steps: int | None = None, new: bool = True) -> Any:
         """Returns the batches from a position on, for the train loop; closes earlier ones.
@@ -228,12 +224,12 @@ class Feed:
         Args:
             position: the number of batches of the run before the first one.
             pass_steps: the number of batches of a pass over a stream, if it is known.
-            new: whether this call of `fit` has not read the data before; otherwise a stream that
-                can be read only once continues where it is, as an iterator that has `begun` does.
+            new: whether this process has not read the data before; otherwise a stream that can be
+                read only once continues where it is.
         """
         self.close()
         if isinstance(self._dataset, Stream):
-            return self._dataset.iterate(position, pass_steps, new and not self._begun)
+            return self._dataset.iterate(position, pass_steps, new)
         self._gate, self._admitted = find_gate(self._dataset), False
         return self._open_batches(
             self._dataset, position, self._class_weight, self._epoch, self._gate

@@ -58,7 +58,7 @@ class Trainer:
         writers: further destinations of the metrics.
         hyperparameters: settings of the run that the writers record.
         sample: a function of the trainer that returns a text that shows what the model can do. It
-            is called at each evaluation of a run on one host with a workdir.
+            is called at each evaluation of a run on one host with a workdir and a compiled loss.
         base: paths of frozen weights that checkpoints leave out, as `tftpu.models.base_of` returns
             them. A resumed run must give them the same values, which is checked.
 
@@ -119,7 +119,6 @@ class Trainer:
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         self._progress = RunProgress()
         self._done = False  # whether the last call of `fit` completed
-        self._iterator: Any = None  # the data of the last call, if they can be read only once
 
     @property
     def executor(self) -> Executor:
@@ -168,8 +167,7 @@ class Trainer:
             x: arrays (NumPy, pandas, tensors, also sparse and ragged ones; nested as the model's
                 inputs); or global batches, `(x, y)` or `(x, y, sample_weight)`, as a
                 `tf.data.Dataset`, a `keras.utils.PyDataset`, a pipeline of
-                `tftpu.input_pipelines`, a generator or another iterable. A generator that the
-                previous call has read continues where it is. If the model has a
+                `tftpu.input_pipelines`, a generator or another iterable. If the model has a
                 `preprocessor`, as in KerasHub, it is applied to each batch; a language model then
                 takes texts.
             y: the labels, if `x` are arrays.
@@ -247,10 +245,8 @@ class Trainer:
             repeats=eval_every is not None or (epochs or 1) - initial_epoch > 1,
             preprocess=preprocess,
         )
-        iterator = x if hasattr(x, "__next__") else None
         build = functools.partial(
-            *(self._build_session, dataset, iterator, length, class_weight, validation_data),
-            *(listed, verbose),
+            *(self._build_session, dataset, length, class_weight, validation_data, listed, verbose)
         )
         return self._run(build, verbose)
 
@@ -426,7 +422,6 @@ class Trainer:
     def _build_session(
         self,
         dataset: Dataset,
-        iterator: Any,
         length: Length,
         class_weight: dict[int, float] | None,
         validation_data: Dataset,
@@ -450,12 +445,11 @@ class Trainer:
         if self._writes_to is not None:
             writers = (*self._writers, *background.open_services(self.options, self._writes_to))
         self._base.begin(self.model)
-        begun = iterator is not None and iterator is self._iterator
-        session = Session(
+        return Session(
             self._programs,
             loop,
             timetable,
-            Feed(dataset, class_weight, epoch, self._programs.open_batches, begun),
+            Feed(dataset, class_weight, epoch, self._programs.open_batches),
             validation_data,
             Callbacks(
                 callbacks,
@@ -484,5 +478,3 @@ class Trainer:
                 verbose=verbose,
             ),
         )
-        self._iterator = iterator
-        return session
