@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from tftpu.input_pipelines.reading.streamed import Streamed
 from tftpu.input_pipelines.tensors import Batch, Tensor
 from tftpu.storage import retry
 
-_SMALL = 2**28  # largest evaluation split that is kept in memory, in bytes
+_SMALL = 2**26  # largest evaluation split that is kept in memory, in bytes
 _CHUNK = 16  # examples prepared per call: a call's overhead costs as much as a small example
 
 _log = logging.getLogger(__name__)
@@ -175,6 +176,10 @@ class Pipeline:
         sizes = [_measure_example(spec) for spec in tf.nest.flatten(batches.element_spec)]
         if None in sizes or not 0 < self.count * sum(filter(None, sizes)) <= _SMALL:
             return batches
+        if (os.cpu_count() or 1) <= 16:  # deleting a tuned iterator may take as long as it lived
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            batches = batches.with_options(options)
         parts = list(batches.as_numpy_iterator())
         whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
         return tf.data.Dataset.from_tensor_slices(whole).batch(size)

@@ -108,9 +108,10 @@ def build_prediction(
         return unlabelled.from_shards(source, made, found.features)
     split = data.eval_split if kind == addresses.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
-        images = list_split(data, split).images
-        sizes = [(image.path, image.bytes) for image in images]
-        return unlabelled.from_files(sizes, build_pipeline, [image.label for image in images])
+        # Class ids are those of the training split, which is listed only if they are kept.
+        listed = (list_split if "label" in context.keep else _list_images)(data, split)
+        sizes = [(image.path, image.bytes) for image in listed.images]
+        return unlabelled.from_files(sizes, build_pipeline, [one.label for one in listed.images])
     if data.format == "tfds":
         source, parse = _open_tfds(data, split)
         return unlabelled.from_shards(source, build_pipeline(source, parse))
@@ -257,7 +258,7 @@ def _list_images(
         return image_files.list_in_folders(files.join(folder, split), classes)
     if not _holds_out(data):
         raise UserError(_explain_missing_split(data, split))
-    found = image_files.list_in_folders(folder, classes)
+    found = image_files.list_in_folders(folder.rstrip("/"), classes)
     if split == data.eval_split:
         found = dataclasses.replace(found, left_out={})  # the training split reports these files
     chosen = image_files.select_share(found, 1 / _HELD_OUT, held_out=split == data.eval_split)

@@ -231,8 +231,10 @@ def select_share(found: ImageFiles, fraction: float, held_out: bool) -> ImageFil
         held_out: whether to return the held-out images; otherwise the rest is returned.
     """
     chosen = []
-    for label in range(found.num_classes):
-        images = [image for image in found.images if image.label == label]
+    classes = collections.defaultdict(list)
+    for image in found.images:
+        classes[image.label].append(image)
+    for images in classes.values():
         images.sort(key=lambda image: _hash_name(image.path.removeprefix(f"{found.folder}/")))
         count = round(fraction * len(images))
         chosen += images[:count] if held_out else images[count:]

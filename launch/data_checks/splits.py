@@ -14,6 +14,8 @@ from tftpu.runtime.slow import reporting_if_slow
 
 def inspect_evaluation(data: Any) -> list[Finding]:
     """Checks that the evaluation split can be read and is not the same as the training split."""
+    import tensorflow as tf
+
     from tftpu import input_pipelines
     from tftpu.launch.run import summary
 
@@ -21,11 +23,13 @@ def inspect_evaluation(data: Any) -> list[Finding]:
         try:
             with own_code.failures_of_class(data, "evaluation"):
                 batches = input_pipelines.evaluation(data)
+            is_empty = batches is not None and next(iter(batches), None) is None
         except UserError as error:
             return [Finding("error", f"evaluation: {error}")]
+        except tf.errors.OpError as error:
+            return [Finding("error", f"evaluation: {find_first_line(error)}")]
         if batches is None:
             return [Finding("ok", "the data have no evaluation split")]
-        is_empty = next(iter(batches), None) is None
     if is_empty:
         return [Finding("error", "the evaluation split is empty.")]
     same = summary.describe_same_split(data)

@@ -1,13 +1,9 @@
 """The plan of a search, which is `search.json` in its workdir, and the study that executes it."""
 
-import contextlib
 import dataclasses
 import json
 import os
-import time
-import uuid
 import warnings
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +19,6 @@ from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.search.journal import Journal
 from tftpu.launch.settings import keras_objects
 from tftpu.storage import files, locks
-from tftpu.storage.owner import LockedError
 
 FILE = "search.json"
 # The names are those of Optuna's documentation.
@@ -32,8 +27,6 @@ PRUNERS = ("median", "hyperband", "none")
 # Fields of a plan that have flags.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # fields that may change when a search is continued
-_MACHINES = "machines"  # a locked folder for each process that runs trials of the search
-_PATIENCE = 10.0  # seconds to wait for a machine that records a plan or creates a trial
 _SHOWN = 5  # largest number of differing fields that are shown
 
 
@@ -195,16 +188,10 @@ def check_overrides(words: Any) -> list[str]:
     return list(words)
 
 
-def taking_part(workdir: str) -> contextlib.AbstractContextManager[None]:
-    """Shows other machines for the `with` block that this one runs the search of the workdir."""
-    return locks.locked(files.join(workdir, _MACHINES, uuid.uuid4().hex))
-
-
 def record(plan: Plan, workdir: str) -> str:
     """Writes the plan of a workdir; only the number of trials and the budget may change later.
 
-    Replaces a different search whose trials all failed, or that has none, unless another process is
-    `taking_part` in it.
+    Replaces a different search whose trials all failed, or that has none.
 
     Returns:
         A text about the replaced search; "" if there was none.
@@ -212,54 +199,25 @@ def record(plan: Plan, workdir: str) -> str:
     Raises:
         UserError: the workdir has another search, or cannot be written.
     """
-    replaced = ""
+    before, replaced = read_recorded(workdir), ""
+    changed = _describe_change(before, plan) if before is not None else ""
     try:
-        with _locked_plan(workdir):
-            before = read_recorded(workdir)
-            changed = _describe_change(before, plan) if before is not None else ""
-            if before is not None and changed:
+        if before is not None and changed:
+            with locks.locked(files.join(workdir, "asking")):
                 replaced = _remove_failed(before, workdir)
-                if not replaced:
-                    raise UserError(
-                        f"The workdir {workdir!r} holds a search that differs in {changed}. Give "
-                        "this search another workdir with --workdir=DIR."
-                    )
-            if plan != before:
-                text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
-                files.write_whole(files.join(workdir, FILE), text.encode())
+            if not replaced:
+                raise UserError(
+                    f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
+                    "search another workdir with --workdir=DIR."
+                )
+        if plan != before:
+            text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+            files.write_whole(files.join(workdir, FILE), text.encode())
     except OSError as error:
         raise UserError(
             f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
         ) from error
     return replaced
-
-
-@contextlib.contextmanager
-def _locked_plan(workdir: str) -> Iterator[None]:
-    """Excludes machines that record a plan or create a trial, and waits for one that does."""
-    end = time.monotonic() + _PATIENCE
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(locks.locked(files.join(workdir, "asking")))
-                break
-            except LockedError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
-        yield
-
-
-def _is_running(workdir: str) -> bool:
-    """Returns whether another process is `taking_part` in the search of a workdir."""
-    folder = files.join(workdir, _MACHINES)
-    try:
-        for name in files.list_names(folder):
-            with locks.locked(files.join(folder, name)):  # free, or that of this process
-                pass
-    except LockedError:
-        return True
-    return False
 
 
 def _describe_change(before: Plan, plan: Plan) -> str:
@@ -282,18 +240,12 @@ def _describe_change(before: Plan, plan: Plan) -> str:
 
 
 def _remove_failed(before: Plan, workdir: str) -> str:
-    """Removes a search that has no trial that did not fail, and does not run.
-
-    Returns:
-        A text about it; "" if it stays.
-    """
+    """Removes a search if all its trials failed; returns a text about it, or "" if one did not."""
     trials = before.open_study(workdir).get_trials(deepcopy=False)
-    if any(trial.state != TrialState.FAIL for trial in trials) or _is_running(workdir):
+    if any(trial.state != TrialState.FAIL for trial in trials):
         return ""
     for folder in ("study", "trials", "logs"):
         files.remove_tree(files.join(workdir, folder))
-    if not trials:
-        return "an earlier search, which had begun no trial"
     return f"{counted(len(trials), 'trial')} of an earlier search, none of which succeeded"
 
 

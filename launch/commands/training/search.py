@@ -92,17 +92,16 @@ def run(options: Options) -> None:
         _show(plan, plan.open_study(workdir), dimensions, workdir)
         return
     _check(options, plan, experiment, dimensions)
-    with plans.taking_part(workdir):
-        replaced = plans.record(plan, workdir)
-        if replaced:
-            print(f"Removed from {workdir}: {replaced}.", flush=True)
-        study = plan.open_study(workdir)
-        trials, stopped = Trials(plan, workdir, study, dimensions), ""
-        try:
-            stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
-        finally:  # a search that failed may have complete trials
-            report.write_result(plan, study, workdir)
-            _show(plan, study, dimensions, workdir)
+    replaced = plans.record(plan, workdir)
+    if replaced:
+        print(f"Removed from {workdir}: {replaced}.", flush=True)
+    study = plan.open_study(workdir)
+    trials, stopped = Trials(plan, workdir, study, dimensions), ""
+    try:
+        stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
+    finally:  # a search that failed may have complete trials
+        report.write_result(plan, study, workdir)
+        _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command resumes.", file=sys.stderr)
         sys.exit(ExitCode.PREEMPTED)

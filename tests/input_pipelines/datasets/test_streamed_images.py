@@ -224,7 +224,6 @@ def test_skipped_records_have_weight_0_and_shift_no_others(tmp_path, folder, cap
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_skipped_image_is_decoded_and_named_once(tmp_path, capfd, caplog):
     as_files(tmp_path, "folder")
     damaged = next((tmp_path / "train").glob("*/*.jpg"))

@@ -1,17 +1,12 @@
 """The plan of a search, and a config that changed since: it is not mixed with the earlier one."""
 
-import dataclasses
 import json
 import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
 
-from tests.support import warm
 from tftpu.errors import UserError
 from tftpu.launch import main
 from tftpu.launch.search import plan as plans
@@ -147,46 +142,6 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
         with pytest.raises(plans.UserError, match="differs in metric"):
             plans.record(other, workdir)
         assert len(plan.open_study(workdir).get_trials()) == 2
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_search_without_a_trial_gives_way_once_no_process_runs_it(tmp_path, ends):
-    """Two machines start different searches at once: the second waits, and sees the first."""
-    code = (
-        "import contextlib, dataclasses, json, os, sys\n"
-        "from tftpu.launch.search import plan as plans\n"
-        "from tftpu.storage import files, locks\n"
-        "workdir, fields = sys.argv[1], json.loads(sys.argv[2])\n"
-        "with plans.taking_part(workdir):\n"
-        "    with locks.locked(files.join(workdir, 'asking')):\n"
-        "        print('held', flush=True)\n"
-        "        sys.stdin.readline()\n"
-        "        plans.record(plans.Plan(**fields), workdir)\n"
-        "    print('recorded', flush=True)\n"
-        "    sys.stdin.readline()\n"
-    )
-    first, workdir = planned("digits_resnet"), str(tmp_path)
-    words = [sys.executable, "-c", code, workdir, json.dumps(dataclasses.asdict(first))]
-    other = planned("digits_resnet", metric="loss")
-    with warm.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
-        later = threading.Timer(0.5, lambda: print(file=process.stdin, flush=True))
-        later.start()
-        if ends:
-            later.join()
-            assert process.stdout.readline() == "recorded\n"
-            process.kill()
-            process.wait()
-            assert plans.record(other, workdir).endswith("which had begun no trial")
-            assert plans.read_recorded(workdir) == other
-        else:
-            differs = pytest.raises(plans.UserError, match="a search that differs in metric")
-            with plans.taking_part(workdir), differs:
-                plans.record(other, workdir)
-            assert plans.record(dataclasses.replace(first, trials=3), workdir) == ""
-            assert plans.read_recorded(workdir).trials == 3
-            process.communicate("\n")
 
 
 @pytest.mark.parametrize(

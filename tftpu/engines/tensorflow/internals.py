@@ -8,6 +8,7 @@ import contextlib
 import functools
 import mmap
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ OneDeviceExtended = one_device_strategy.OneDeviceExtended
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 # Operations that use a table or a summary writer without changing anything that training reads.
 _READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"}
+_replacing = threading.Lock()  # held by the thread that replaces a function of TensorFlow
 _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
 
@@ -62,16 +64,13 @@ def create_iterator(distributed: Any, adapt: Callable[[tf.data.Dataset], tf.data
             of the options of the user's data set.
     """
     module: Any = multi_device_iterator_ops
-    before = module._create_device_dataset
-
-    def create_device_dataset(*arguments: Any) -> tf.data.Dataset:
-        return adapt(before(*arguments))
-
-    module._create_device_dataset = create_device_dataset
-    try:
-        return iter(distributed)
-    finally:
-        module._create_device_dataset = before
+    with _replacing:
+        before = module._create_device_dataset
+        module._create_device_dataset = lambda *arguments: adapt(before(*arguments))
+        try:
+            return iter(distributed)
+        finally:
+            module._create_device_dataset = before
 
 
 @functools.cache
