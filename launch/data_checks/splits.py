@@ -8,6 +8,7 @@ from tftpu.errors import UserError, find_first_line
 from tftpu.input_pipelines.sources import Images, StreamedImages, Synthetic, Text, Tokens
 from tftpu.launch.data_checks import Pipeline
 from tftpu.launch.data_checks.finding import Finding
+from tftpu.launch.failures import explain
 from tftpu.launch.settings import own_code
 from tftpu.runtime.slow import reporting_if_slow
 
@@ -27,7 +28,7 @@ def inspect_evaluation(data: Any) -> list[Finding]:
         except UserError as error:
             return [Finding("error", f"evaluation: {error}")]
         except tf.errors.OpError as error:
-            return [Finding("error", f"evaluation: {find_first_line(error)}")]
+            return [Finding("error", f"evaluation: {explain(error) or find_first_line(error)}")]
         if batches is None:
             return [Finding("ok", "the data have no evaluation split")]
     if is_empty:

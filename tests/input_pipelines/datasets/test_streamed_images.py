@@ -26,6 +26,7 @@ from tftpu.input_pipelines.datasets import streamed_images
 from tftpu.input_pipelines.reading import damage
 from tftpu.input_pipelines.sources import Augment, StreamedImages
 from tftpu.launch import failures
+from tftpu.launch.data_checks import splits
 
 PLAIN = Augment(crop=False, flip=False)
 
@@ -174,6 +175,9 @@ def test_a_corrupt_record_is_named(tmp_path):
     ):
         with pytest.raises(tf.errors.OpError, match=f"record . of {path} cannot be read: .*check"):
             seen(open_batches(), 5)
+    [finding] = splits.inspect_evaluation(data)
+    assert finding.level == "error"
+    assert re.match(f"evaluation: The data cannot be read: record . of {path} ", finding.text)
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -474,12 +478,20 @@ def test_of_a_folder_of_classes_one_image_in_five_is_held_out(pictures, tmp_path
     assert not paths[0] & paths[1] and len(paths[0] | paths[1]) == 60
     held = input_pipelines.prediction(data, "evaluation")
     assert held.read_fields(range(2, 12), ["label"])["label"].tolist() == labels[2:]
+    slashed = dataclasses.replace(data, data_dir=f"{pictures}/")
+    assert {image.path for image in streamed_images.list_split(slashed, "val").images} == paths[1]
     few = tmp_path / "few"
     for number in range(6):
         (few / "cdo"[number % 3]).mkdir(parents=True, exist_ok=True)
         (few / "cdo"[number % 3] / f"{number}.jpg").write_bytes(data_sets.picture(number))
     with pytest.raises(UserError, match="too few images to hold out one in 5 of each"):
         input_pipelines.evaluation(dataclasses.replace(data, data_dir=str(few)))
+
+
+def test_the_evaluation_split_is_predicted_without_the_training_split(pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "val")
+    data = settings(tmp_path, format="folder", eval_split="val", num_classes=3)
+    assert input_pipelines.prediction(data, "evaluation").count == 60
 
 
 @pytest.mark.parametrize(
