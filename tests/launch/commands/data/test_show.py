@@ -108,7 +108,7 @@ def test_packed_text_is_printed_document_by_document(tmp_path):
     lines = data_show.format_documents(data, data_show.read_examples(data, 0, 0, 1))
     tokens = sum(map(len, texts))
     assert lines[0].startswith(
-        f"row 0: 3 documents, 2,000 tokens, of them {2000 - tokens:,} padding"
+        f"row 0: 3 documents, 2,000 tokens, {2000 - tokens:,} of them padding"
     )
     for text in texts[:2]:
         at = lines.index(f"    | {text}")
