@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -176,11 +175,9 @@ class Pipeline:
         sizes = [_measure_example(spec) for spec in tf.nest.flatten(batches.element_spec)]
         if None in sizes or not 0 < self.count * sum(filter(None, sizes)) <= _SMALL:
             return batches
-        if (os.cpu_count() or 1) <= 16:  # deleting a tuned iterator may take as long as it lived
-            options = tf.data.Options()
-            options.autotune.enabled = False
-            batches = batches.with_options(options)
-        parts = list(batches.as_numpy_iterator())
+        options = tf.data.Options()
+        options.autotune.enabled = False  # deleting a tuned iterator may take as long as it lived
+        parts = list(batches.with_options(options).as_numpy_iterator())
         whole = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
         return tf.data.Dataset.from_tensor_slices(whole).batch(size)
 
