@@ -1,9 +1,12 @@
 """The plan of a search, which is `search.json` in its workdir, and the study that executes it."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import time
 import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +22,7 @@ from tftpu.errors import UserError, counted, did_you_mean
 from tftpu.launch.search.journal import Journal
 from tftpu.launch.settings import keras_objects
 from tftpu.storage import files, locks
+from tftpu.storage.owner import LockedError
 
 FILE = "search.json"
 # The names are those of Optuna's documentation.
@@ -27,6 +31,7 @@ PRUNERS = ("median", "hyperband", "none")
 # Fields of a plan that have flags.
 GIVEN = ("space", "trials", "metric", "sampler", "pruner", "seed", "slice", "budget_usd")
 _LATER = ("trials", "budget_usd")  # fields that may change when a search is continued
+_PATIENCE = 30.0  # seconds to wait for a process that creates or pays for a trial
 _SHOWN = 5  # largest number of differing fields that are shown
 
 
@@ -191,7 +196,8 @@ def check_overrides(words: Any) -> list[str]:
 def record(plan: Plan, workdir: str) -> str:
     """Writes the plan of a workdir; only the number of trials and the budget may change later.
 
-    Replaces a different search whose trials all failed, or that has none.
+    Replaces a different search whose trials all failed, or that has none. A process that runs that
+    search ends before its next trial (`check_recorded`).
 
     Returns:
         A text about the replaced search; "" if there was none.
@@ -199,25 +205,67 @@ def record(plan: Plan, workdir: str) -> str:
     Raises:
         UserError: the workdir has another search, or cannot be written.
     """
-    before, replaced = read_recorded(workdir), ""
-    changed = _describe_change(before, plan) if before is not None else ""
     try:
-        if before is not None and changed:
-            with locks.locked(files.join(workdir, "asking")):
+        if plan == read_recorded(workdir):
+            return ""
+        with _wait_for_study(workdir):
+            before, replaced = read_recorded(workdir), ""
+            changed = _describe_change(before, plan) if before is not None else ""
+            if before is not None and changed:
                 replaced = _remove_failed(before, workdir)
-            if not replaced:
-                raise UserError(
-                    f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
-                    "search another workdir with --workdir=DIR."
-                )
-        if plan != before:
+                if not replaced:
+                    raise UserError(
+                        f"The workdir {workdir!r} holds a search that differs in {changed}. Give "
+                        "this search another workdir with --workdir=DIR."
+                    )
             text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
             files.write_whole(files.join(workdir, FILE), text.encode())
+            return replaced
     except OSError as error:
         raise UserError(
             f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
         ) from error
-    return replaced
+
+
+def check_recorded(plan: Plan, workdir: str) -> None:
+    """Raises `UserError` if another plan was recorded in the workdir."""
+    found = read_recorded(workdir)
+    changed = _describe_change(found, plan) if found is not None else ""
+    if changed:
+        raise UserError(
+            f"The search in {workdir!r} was replaced by another while it ran ({changed}). Nothing "
+            "of it had succeeded: run it with another --workdir=DIR."
+        )
+
+
+def lock_study(workdir: str) -> contextlib.AbstractContextManager[None]:
+    """Excludes other processes while a plan is recorded, or a trial is created or paid for.
+
+    Raises:
+        LockedError: another process does so.
+    """
+    return locks.locked(resolve_lock(workdir))
+
+
+def resolve_lock(workdir: str) -> str:
+    """Returns the folder that `lock_study` locks."""
+    return files.join(workdir, "asking")
+
+
+@contextlib.contextmanager
+def _wait_for_study(workdir: str) -> Iterator[None]:
+    """Locks the study as soon as it is free."""
+    end = time.monotonic() + _PATIENCE
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(lock_study(workdir))
+                break
+            except LockedError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+        yield
 
 
 def _describe_change(before: Plan, plan: Plan) -> str:
@@ -246,6 +294,8 @@ def _remove_failed(before: Plan, workdir: str) -> str:
         return ""
     for folder in ("study", "trials", "logs"):
         files.remove_tree(files.join(workdir, folder))
+    if not trials:
+        return "an earlier search, which had begun no trial"
     return f"{counted(len(trials), 'trial')} of an earlier search, none of which succeeded"
 
 

@@ -9,7 +9,13 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tftpu.launch.search import space
-from tftpu.launch.search.plan import Plan, check_overrides
+from tftpu.launch.search.plan import (
+    Plan,
+    check_overrides,
+    check_recorded,
+    lock_study,
+    resolve_lock,
+)
 from tftpu.launch.search.watch import LeaseWatch
 from tftpu.storage import files, locks
 from tftpu.storage.owner import LockedError, LockLostError, build_locked_error
@@ -86,6 +92,9 @@ class Trials:
         Args:
             own: the numbers of the trials that this process runs; its claims do not exclude other
                 threads of this process.
+
+        Raises:
+            UserError: another search has replaced this one in the workdir.
         """
         taken = self._claim_left_behind(own)
         if taken is not None or self._is_over_budget() or not self._is_trial_wanted():
@@ -134,11 +143,12 @@ class Trials:
 
     @contextlib.contextmanager
     def _locked_study(self) -> Iterator[None]:
-        """Excludes other machines while a trial is created or paid for, or raises LockedError."""
-        place = files.join(self._workdir, "asking")
+        """Locks the study without waiting, or raises LockedError."""
+        place = resolve_lock(self._workdir)
         if not self._watch.is_free(place):
             raise build_locked_error(place, None)
-        with locks.locked(place):
+        with lock_study(self._workdir):
+            check_recorded(self._plan, self._workdir)
             yield
 
     def _is_trial_wanted(self) -> bool:
@@ -172,6 +182,7 @@ class Trials:
                 continue
             with contextlib.ExitStack() as refused:
                 refused.push(claim)
+                check_recorded(self._plan, self._workdir)
                 frozen = self._read_frozen(number)
                 # The trial's worker may have reported its end meanwhile.
                 if frozen.state != TrialState.RUNNING:

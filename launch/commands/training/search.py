@@ -100,6 +100,7 @@ def run(options: Options) -> None:
     try:
         stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
     finally:  # a search that failed may have complete trials
+        plans.check_recorded(plan, workdir)
         report.write_result(plan, study, workdir)
         _show(plan, study, dimensions, workdir)
     if stopped:

@@ -1,12 +1,17 @@
 """The plan of a search, and a config that changed since: it is not mixed with the earlier one."""
 
+import dataclasses
 import json
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
 
+from tests.support import warm
 from tftpu.errors import UserError
 from tftpu.launch import main
 from tftpu.launch.search import plan as plans
@@ -142,6 +147,50 @@ def test_only_a_search_whose_trials_all_failed_gives_way_to_another(tmp_path, st
         with pytest.raises(plans.UserError, match="differs in metric"):
             plans.record(other, workdir)
         assert len(plan.open_study(workdir).get_trials()) == 2
+
+
+def test_a_search_that_was_replaced_before_its_first_trial_ends(tmp_path):
+    """Two searches start in one workdir: the one that is replaced runs nothing in the other's."""
+    workdir = str(tmp_path)
+    plan, other = planned("digits_resnet"), planned("digits_resnet", metric="loss")
+    plans.record(plan, workdir)
+    study = plan.open_study(workdir)
+    trials = Trials(plan, workdir, study, ())
+    assert plans.record(other, workdir) == "an earlier search, which had begun no trial"
+    with pytest.raises(UserError, match=r"replaced by another while it ran \(metric: 'loss', not"):
+        trials.claim_next_trial(set())
+    later = other.open_study(workdir)
+    assert later.get_trials() == []
+    assert Trials(other, workdir, later, ()).claim_next_trial(set()).trial.number == 0
+    with pytest.raises(UserError, match="differs in metric"):
+        plans.record(plan, workdir)
+    # The later search's trial looks abandoned to the first one.
+    with pytest.raises(UserError, match="replaced by another while it ran"):
+        Trials(plan, workdir, later, ()).claim_next_trial(set())
+
+
+@pytest.mark.medium
+def test_a_plan_is_recorded_after_one_that_another_process_records(tmp_path):
+    code = (
+        "import json, sys\n"
+        "from tftpu.launch.search import plan as plans\n"
+        "workdir, fields = sys.argv[1], json.loads(sys.argv[2])\n"
+        "with plans.lock_study(workdir):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    plan = plans.Plan(**fields)\n"
+        "    plans.record(plan, workdir)\n"
+        "    plan.open_study(workdir).ask()\n"
+    )
+    first, workdir = planned("digits_resnet"), str(tmp_path)
+    words = [sys.executable, "-c", code, workdir, json.dumps(dataclasses.asdict(first))]
+    with warm.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        threading.Timer(0.5, lambda: print(file=process.stdin, flush=True)).start()
+        with pytest.raises(UserError, match="a search that differs in metric"):
+            plans.record(planned("digits_resnet", metric="loss"), workdir)
+        assert plans.record(dataclasses.replace(first, trials=3), workdir) == ""
+    assert plans.read_recorded(workdir).trials == 3
 
 
 @pytest.mark.parametrize(
