@@ -100,6 +100,57 @@ def test_passes_of_another_length_end_the_run(lengths, word):
         make_trainer(build()).fit(Batches(*lengths), epochs=3, verbose=0)
 
 
+def draw(drawn):
+    """Yields batches that differ, and records their numbers."""
+    for number in range(100):
+        drawn.append(number)
+        first = number * 8 % 40
+        yield X[first : first + 8] * (1 + number / 100), Y[first : first + 8]
+
+
+def read_weights(trainer):
+    return np.concatenate([np.ravel(value) for value in trainer.model.get_weights()])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", [keras.Sequential, OwnStep])
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_generator_passed_again_is_read_on_where_it_is(placed, kind, tmp_path, capsys):
+    """The numbers are those of one call, and of a run that was killed in the second one."""
+    trainer = make_trainer(build(kind=kind), tmp_path / "one" if placed else None, steps_per_loop=2)
+    drawn: list[int] = []
+    batches = draw(drawn)
+    trainer.fit(batches, steps=10, verbose=2)
+    trainer.fit(batches, steps=15, verbose=2)
+    assert trainer.step == 15 and drawn in (list(range(15)), list(range(16)))
+    assert "thrown away" not in capsys.readouterr().out
+    whole = make_trainer(build(kind=kind), steps_per_loop=2)
+    whole.fit(draw([]), steps=15, verbose=0)
+    np.testing.assert_array_equal(read_weights(trainer), read_weights(whole))
+    if not placed:
+        return
+    first = make_trainer(build(kind=kind), tmp_path / "two", steps_per_loop=2)
+    first.fit(draw([]), steps=12, verbose=0)
+    later, again = make_trainer(build(kind=kind), tmp_path / "two", steps_per_loop=2), draw([])
+    later.fit(again, steps=10, verbose=2)  # is complete
+    later.fit(again, steps=15, verbose=2)
+    assert "12 batches are read and thrown away" in capsys.readouterr().out
+    np.testing.assert_array_equal(read_weights(later), read_weights(whole))
+
+
+@pytest.mark.medium
+def test_a_batch_that_was_read_for_a_refused_call_is_in_the_next_one():
+    trainer, batches = make_trainer(build()), draw([])
+    with pytest.raises(UserError, match="can be read only once"):
+        trainer.fit(batches, epochs=2, steps_per_epoch=5, validation_data=draw([]), verbose=0)
+    trainer.fit(batches, epochs=2, steps_per_epoch=5, verbose=0)
+    trainer.fit(batches, epochs=1, steps_per_epoch=5, verbose=0)  # trains again, as in Keras
+    theirs, given = build(), draw([])
+    theirs.fit(given, epochs=3, steps_per_epoch=5, verbose=0)
+    expected = np.concatenate([np.ravel(value) for value in theirs.get_weights()])
+    np.testing.assert_allclose(read_weights(trainer), expected, rtol=1e-5)
+
+
 @pytest.mark.medium
 def test_a_validation_generator_that_ends_is_refused_before_training():
     trainer = make_trainer(build())

@@ -14,7 +14,13 @@ from tftpu.engines.data.preprocessed import (
     to_arrays,
 )
 from tftpu.engines.data.py_dataset import PyBatches
-from tftpu.engines.data.streams import SlicedArrays, Stream, has_unknown_length, is_stream
+from tftpu.engines.data.streams import (
+    ReadOnce,
+    SlicedArrays,
+    Stream,
+    has_unknown_length,
+    is_stream,
+)
 from tftpu.engines.engine import Dataset
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
@@ -33,6 +39,7 @@ def prepare_training_data(
     shuffle: bool,
     seed: int,
     preprocess: Preprocess | None = None,
+    once: ReadOnce | None = None,
 ) -> Dataset:
     """Returns the data to train on, in the form that an engine takes.
 
@@ -40,6 +47,7 @@ def prepare_training_data(
         x, y, sample_weight, batch_size, steps_per_epoch, shuffle: as for `fit`.
         seed: the seed of the shuffled order.
         preprocess: see `preprocessed.find_preprocess`.
+        once: `x`, if it can be read only once and an earlier call of `fit` may have read from it.
 
     Raises:
         UserError: the data are neither arrays nor a data set, or other arguments do not fit them.
@@ -48,7 +56,10 @@ def prepare_training_data(
         raise UserError(f"shuffle is {shuffle!r}: it must be True or False.")
     if preprocess is not None:
         return _preprocess_data(
-            preprocess, (x, y, sample_weight), batch_size, steps_per_epoch, "fit", shuffle, seed
+            *(preprocess, (x, y, sample_weight), batch_size, steps_per_epoch, "fit"),
+            shuffle=shuffle,
+            seed=seed,
+            once=once,
         )
     if _has_sparse((x, y, sample_weight)):
         if batch_size is None and steps_per_epoch is not None:
@@ -59,7 +70,7 @@ def prepare_training_data(
         if isinstance(x, keras.utils.PyDataset):
             return PyBatches(x, shuffle, seed)
         if is_stream(x) or (steps_per_epoch is not None and has_unknown_length(x)):
-            return Stream(x)
+            return Stream(x if once is None else once)
         return x
     if y is None and sample_weight is None and _is_like_pair(x):
         raise UserError(
@@ -217,6 +228,7 @@ def _preprocess_data(
     name: str,
     shuffle: bool = False,
     seed: int = 0,
+    once: ReadOnce | None = None,
 ) -> Stream:
     """Returns data that a model's preprocessor turns into batches when they are read.
 
@@ -227,6 +239,7 @@ def _preprocess_data(
         steps: the number of batches of a pass, if the batch size is not given.
         name: the name of the method that was called, for messages.
         seed: the seed of the shuffled order.
+        once: as for `prepare_training_data`.
     """
     check_whole_number("batch_size", batch_size, 1)
     if _is_arrays(given[0]):
@@ -235,7 +248,7 @@ def _preprocess_data(
             batch_size = math.ceil(len(keras.tree.flatten(parts)[0]) / steps)
         return slice_arrays(preprocess, parts, batch_size or BATCH_SIZE, shuffle, seed)
     _check_dataset(*given, batch_size, name)
-    return PreprocessedBatches(preprocess, given[0])
+    return PreprocessedBatches(preprocess, given[0], once)
 
 
 def _has_sparse(parts: Any) -> bool:

@@ -213,10 +213,11 @@ class Feed:
         """True if the data can be read again after they have ended."""
         return not isinstance(self._dataset, Stream) or self._dataset.again
 
-    @property
-    def must_skip(self) -> bool:
-        """True if earlier batches must be read to start at a later one."""
-        return isinstance(self._dataset, Stream) and not isinstance(self._dataset, SlicedArrays)
+    def count_thrown_away(self, position: int) -> int:
+        """Returns how many earlier batches must be read to start at a position of the run."""
+        if not isinstance(self._dataset, Stream) or isinstance(self._dataset, SlicedArrays):
+            return 0
+        return self._dataset.count_unread(position)
 
     def open(self, position: int, pass_steps: int | None = None, new: bool = True) -> Any:
         """Returns the batches from a position on, for the train loop; closes earlier ones.
@@ -224,8 +225,8 @@ class Feed:
         Args:
             position: the number of batches of the run before the first one.
             pass_steps: the number of batches of a pass over a stream, if it is known.
-            new: whether this process has not read the data before; otherwise a stream that can be
-                read only once continues where it is.
+            new: whether the batches follow those of the run; otherwise a stream that can be read
+                only once continues where it is.
         """
         self.close()
         if isinstance(self._dataset, Stream):

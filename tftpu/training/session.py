@@ -133,7 +133,7 @@ class Session:
         ended = goodput.FAILED
         try:
             self._begin()
-            batches = self._open_feed(new=self._resumes)
+            batches = self._open_feed(new=self._resumes) if not self.over else None
             with (
                 self._hosts.together(),
                 PreemptionNotice(
@@ -445,10 +445,11 @@ class Session:
                     f"{self._programs.undivided_because} So the model's own steps run, each on a "
                     "whole batch."
                 )
-            if self._resumes and self._feed.must_skip:
+            thrown = self._feed.count_thrown_away(self.progress.position) if self._resumes else 0
+            if thrown:
                 self._reporter.write_message(
-                    f"The data start at their first batch: {self.progress.position:,} batches are "
-                    "read and thrown away."
+                    f"The data start at their first batch: {thrown:,} batches are read and thrown "
+                    "away."
                 )
         unset = self._options.steps_per_loop is None and self._timetable.loop_steps == 1
         if not self.over and unset and self._callbacks.watches_batches:

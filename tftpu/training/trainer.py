@@ -13,7 +13,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
 from tftpu.engines.data.preprocessed import find_preprocess
 from tftpu.engines.data.py_dataset import one_pass
-from tftpu.engines.data.streams import Stream
+from tftpu.engines.data.streams import ReadOnce, Stream, read_once
 from tftpu.engines.engine import Dataset, Engine, Executor, Nest
 from tftpu.engines.objectives.objective import LossFunction, Objective, list_objectives
 from tftpu.engines.selection import find_engine
@@ -119,6 +119,7 @@ class Trainer:
         self._programs = Programs(self.engine, self.model, self.options, objectives)
         self._progress = RunProgress()
         self._done = False  # whether the last call of `fit` completed
+        self._once: ReadOnce | None = None  # the data of the last call, if they are an iterator
 
     @property
     def executor(self) -> Executor:
@@ -228,6 +229,7 @@ class Trainer:
             arrays, validation_data = data_arguments.split_arrays(
                 *arrays, validation_split, preprocess
             )
+        self._once = read_once(x, self._once)
         dataset = data_arguments.prepare_training_data(
             *arrays,
             batch_size=batch_size,
@@ -235,6 +237,7 @@ class Trainer:
             shuffle=shuffle,
             seed=self.options.seed + self._progress.begun_at,
             preprocess=preprocess,
+            once=self._once,
         )
         if class_weight and isinstance(dataset, Stream):
             dataset = dataset.weigh(class_weight)

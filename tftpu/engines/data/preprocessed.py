@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tftpu.engines import keras_internals
-from tftpu.engines.data.streams import SlicedArrays, Stream, is_stream
+from tftpu.engines.data.streams import ReadOnce, SlicedArrays, Stream, is_stream, read_once
 from tftpu.errors import UserError
 from tftpu.tensors import Nest
 
@@ -77,20 +77,21 @@ class PreprocessedBatches(Stream):
     Args:
         preprocess: the function that converts examples to a batch.
         source: a `tf.data.Dataset`, or another iterable of batches.
+        once: the source, if it can be read only once and another pass may have read from it.
 
     Raises:
         UserError: the source is a pipeline of tftpu or a `keras.utils.PyDataset`.
     """
 
-    def __init__(self, preprocess: Preprocess, source: Any):
+    def __init__(self, preprocess: Preprocess, source: Any, once: ReadOnce | None = None):
         if not (isinstance(source, tf.data.Dataset) or is_stream(source)):
             raise UserError(
                 f"The model's preprocessor cannot be mapped over a {type(source).__name__}: pass "
                 "arrays, texts, a tf.data.Dataset or a generator; or batches that are "
                 "preprocessed already, with model.preprocessor = None."
             )
-        mapped = _Mapped(preprocess, source)
-        super().__init__(iter(mapped) if hasattr(source, "__next__") else mapped)
+        once = read_once(source, once)
+        super().__init__(_Mapped(preprocess, source if once is None else once), once=once)
         self._kind = type(source).__name__
 
     @property

@@ -20,28 +20,74 @@ from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest
 
 
+class ReadOnce:
+    """An iterator over batches, such as a generator, which several passes read one after another.
+
+    A pass begins with the batches that an earlier one read but did not use.
+
+    Args:
+        source: the iterator.
+
+    Attributes:
+        source: the iterator.
+        used: the number of batches that were used: trained on, or thrown away.
+    """
+
+    def __init__(self, source: Iterator[Any]):
+        self.source = source
+        self.used = 0
+        self._unused: collections.deque[Any] = collections.deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(self._unused)
+        for item in self.source:
+            self._unused.append(item)
+            yield item
+
+    def use(self) -> None:
+        """Counts the first batch that was read and not used."""
+        self._unused.popleft()
+        self.used += 1
+
+
+def read_once(data: Any, before: ReadOnce | None) -> ReadOnce | None:
+    """Returns an iterator as a `ReadOnce`: `before`, if that has it; None for other data."""
+    if not is_stream(data) or not hasattr(data, "__next__"):
+        return None
+    return before if before is not None and before.source is data else ReadOnce(data)
+
+
 class Stream:
     """A Python iterable of batches, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
 
     Args:
         source: the iterable; an iterator can be read once.
         limit: the maximum number of batches of a pass; None for no limit.
-
-    Attributes:
-        again: whether the source can be read again.
+        once: the iterator that the source reads, if it is not the source itself.
     """
 
-    def __init__(self, source: Iterable[Any], limit: int | None = None):
+    def __init__(
+        self, source: Iterable[Any], limit: int | None = None, once: ReadOnce | None = None
+    ):
+        if isinstance(source, ReadOnce):
+            once = source
+        elif hasattr(source, "__next__"):
+            source = once = ReadOnce(iter(source))
         self._source = source
+        self._once = once
         self._limit = limit
         self._class_weight: dict[int, float] = {}
-        self.again = not hasattr(source, "__next__")
         self._begun: tuple[Any, Iterator[Any]] | None = None
+
+    @property
+    def again(self) -> bool:
+        """True if the source can be read again."""
+        return self._once is None
 
     @property
     def kind(self) -> str:
         """The class name of the source, for messages."""
-        return type(self._source).__name__
+        return type(self._once.source if self._once is not None else self._source).__name__
 
     def weigh(self, class_weight: dict[int, float]) -> "Stream":
         """Returns the stream with a weight for each label, which becomes the sample weight."""
@@ -118,17 +164,22 @@ class Stream:
             position: the number of earlier batches of the run; those of this pass are read and
                 thrown away.
             pass_steps: the number of batches of a pass, if it is known.
-            new: whether this process has not read the batches before; otherwise a source that can
-                be read only once continues where it is.
+            new: whether the batches follow those of the run; otherwise a source that can be read
+                only once continues where it is.
         """
         first, rest = self._begin()
         self._begun = None
-        found = Lookahead(self._to_batch(first), map(self._to_batch, rest), self._limit)
+        use = self._once.use if self._once is not None else None
+        found = Lookahead(self._to_batch(first), map(self._to_batch, rest), self._limit, use)
         if self.again and pass_steps is not None:
             position %= pass_steps
         if self.again or new:
-            collections.deque(itertools.islice(found, position), maxlen=0)
+            collections.deque(itertools.islice(found, self.count_unread(position)), maxlen=0)
         return found
+
+    def count_unread(self, position: int) -> int:
+        """Returns how many of the first `position` batches of a run are still to be read."""
+        return max(0, position - (self._once.used if self._once is not None else 0))
 
 
 class SlicedArrays(Stream):
@@ -204,12 +255,20 @@ class Lookahead:
         first: the first item.
         rest: the other items.
         limit: the number of items after which the iterator ends; None for no limit.
+        use: a function that is called for each item that the iterator has yielded.
     """
 
-    def __init__(self, first: Any, rest: Iterator[Any], limit: int | None = None):
+    def __init__(
+        self,
+        first: Any,
+        rest: Iterator[Any],
+        limit: int | None = None,
+        use: Callable[[], None] | None = None,
+    ):
         self._next = [first]
         self._rest = rest
         self._left = limit
+        self._use = use
 
     def __iter__(self) -> "Lookahead":
         return self
@@ -219,6 +278,8 @@ class Lookahead:
             raise StopIteration
         if self._left is not None:
             self._left -= 1
+        if self._use is not None:
+            self._use()
         return self._next.pop()
 
     @property
