@@ -26,20 +26,23 @@ def stopped(origin: Origin) -> Origin:
     return held | Origin.FIXED if Origin.TRAINED in origin else held
 
 
-def count_passes(left: Origin, right: Origin) -> int:
+def count_passes(left: Origin, right: Origin, batched: bool = False) -> int:
     """Returns how often a step computes a product of this size for one forward product.
 
     The gradient of one operand is a product with the other operand. It is needed if the operand
     depends on a trained variable. Data count as if trained if the other operand is, which gives
     6 x parameters x tokens for a fully trained transformer (Kaplan et al. 2020,
     https://arxiv.org/abs/2001.08361). A frozen layer without a trained layer before it counts once.
-    A product with constants, such as an interpolation, does not count.
+    A product with constants, such as an interpolation, does not count, nor does a batched product
+    of activations with activations, as in attention. Batched products with weights, as of experts,
+    do.
 
     Args:
         left, right: the origins of the operands.
+        batched: whether an axis is common to both operands and the product.
     """
 
-    if not left or not right:
+    if not left or not right or (batched and Origin.DATA in left & right):
         return 0
 
     def needed(own: Origin, other: Origin) -> bool:

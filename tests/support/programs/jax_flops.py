@@ -58,6 +58,8 @@ def functions() -> dict[str, int]:
         "recomputed": counted(lambda x, w: jax.checkpoint(jnp.matmul)(x, w), DATA, FIXED),
         "fixed array": counted(lambda x, w: ((x - MATRIX) @ MATRIX) @ w, DATA, TRAINED),
         "noise": counted(lambda _, w: jax.random.normal(jax.random.key(0), (4, 4)) @ w, *TWO),
+        "experts": counted(jnp.matmul, *TWO, shapes=((4, 2, 2), (4, 2, 2))),
+        "attention": counted(jnp.matmul, DATA, DATA | TRAINED, shapes=((4, 2, 2), (4, 2, 2))),
         "unused": counted(lambda x, w: (x @ w, x @ w @ w)[0], *TWO),
         "choice": counted(
             lambda x, w: jax.lax.cond(x[0, 0] > 0, lambda: x @ w, lambda: x @ w @ w), *TWO

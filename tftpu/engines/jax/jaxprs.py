@@ -44,7 +44,8 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
         inputs = [origins.get(id(variable), Origin.NONE) for variable in equation.invars]
         bodies = list(_iterate_bodies(equation))
         if name == "dot_general":
-            total += count_passes(*inputs) * _count_product(equation)
+            _, (batched, _) = equation.params["dimension_numbers"]
+            total += count_passes(*inputs, bool(batched)) * _count_product(equation)
         elif name == "conv_general_dilated":
             total += count_passes(*inputs) * _count_convolution(equation)
         # Random numbers count as data, whatever their seed depends on.
@@ -158,9 +159,7 @@ def _iterate_bodies(equation: Any) -> Iterator[Jaxpr]:
 
 
 def _count_product(equation: Any) -> int:
-    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
-    if batched:
-        return 0
+    (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     inner = math.prod(left[axis] for axis in contracted)
     return 2 * math.prod(equation.outvars[0].aval.shape) * inner

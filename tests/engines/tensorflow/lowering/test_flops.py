@@ -121,6 +121,20 @@ def test_one_branch_of_a_choice_counts():
     assert of_graph(chosen, DATA, TRAINED) == 2 * 3 * PRODUCT
 
 
+@pytest.mark.parametrize(("other", "passes"), [(TRAINED, 3), (FIXED, 1), (DATA | TRAINED, 0)])
+def test_batched_products_count_unless_both_are_activations(other, passes):
+    """Experts have weights of their own; attention multiplies activations."""
+
+    def by_einsum(x, y):
+        return tf.einsum("etd,edh->eth", tf.reshape(x, (4, 2, 2)), tf.reshape(y, (4, 2, 2)))
+
+    def by_matmul(x, y):
+        return tf.reshape(x, (4, 2, 2)) @ tf.reshape(y, (4, 2, 2))
+
+    for product in (by_einsum, by_matmul):
+        assert of_graph(product, DATA, other) == passes * 2 * 4 * 2**3
+
+
 def test_noise_is_data():
     def made(_, weights):
         return tf.random.normal((4, 4)) @ weights
@@ -141,6 +155,8 @@ def test_jax_counts_functions_the_same():
         "recomputed": PRODUCT,
         "fixed array": 3 * PRODUCT,
         "noise": 3 * PRODUCT,
+        "experts": 3 * 2 * 4 * 2**3,
+        "attention": 0,
         "unused": 3 * PRODUCT,
         "choice": 2 * 3 * PRODUCT,
         "transposed convolution": 2 * 2 * products * 3 * 4,

@@ -50,7 +50,8 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
         elif op.type in ("Placeholder", "PlaceholderWithDefault"):
             continue  # an input: its origin is given
         else:
-            total += count_passes(*inputs[-2:]) * _count_flops(op) if len(inputs) > 1 else 0
+            if len(inputs) > 1:
+                total += count_passes(*inputs[-2:], _is_batched(op)) * _count_flops(op)
             # Random numbers count as data, whatever their seed depends on.
             origin = Origin.DATA if "Random" in op.type else merge_origins(inputs)
             outputs = [origin] * len(op.outputs)
@@ -151,6 +152,14 @@ def _read_constant(tensor: Any) -> int | None:
     return None if found is None else int(found)
 
 
+def _is_batched(op: tf.Operation) -> bool:
+    """Returns whether an op is a product whose operands and result have a common axis."""
+    if op.type == "Einsum":
+        inputs, _, output = op.get_attr("equation").decode().partition("->")
+        return bool(set.intersection(*map(set, inputs.split(","))) & set(output) - {"."})
+    return "MatMul" in op.type and all((tensor.shape.rank or 0) > 2 for tensor in op.inputs)
+
+
 def _count_flops(op: tf.Operation) -> int:
     shapes: list[Shape] = [tensor.shape for tensor in op.inputs]
     if op.type == "Einsum":
@@ -159,8 +168,6 @@ def _count_flops(op: tf.Operation) -> int:
     if output is None or not output.is_fully_defined():
         return 0
     if op.type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"):
-        if min(shape.rank for shape in shapes) > 2:
-            return 0
         name = "transpose_a" if op.type == "MatMul" else "adj_x"
         inner = shapes[0][-2] if op.get_attr(name) else shapes[0][-1]
         return 2 * output.num_elements() * inner
@@ -206,14 +213,14 @@ def _count_taps_along(size: int, outputs: int, kernel: int, op: tf.Operation, ax
 
 
 def _count_einsum(equation: str, shapes: Sequence[Shape]) -> int:
-    """Returns the FLOPs of an einsum of two operands; 0 for others and for batched products.
+    """Returns the FLOPs of an einsum of two operands; 0 for others.
 
     The FLOPs are twice the product of the sizes of all axes, including the axes of an ellipsis.
     """
-    inputs, _, output = equation.partition("->")
+    inputs = equation.partition("->")[0]
     terms = inputs.split(",")
-    if len(terms) != 2 or set(terms[0]) & set(terms[1]) & set(output) - {"."}:
-        return 0  # not two operands, or a batched product
+    if len(terms) != 2:
+        return 0
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes):
         if not shape.is_fully_defined():
