@@ -49,7 +49,7 @@ def build_parser(features: dict[str, Feature]) -> Parser:
     The function takes records (batch,) and their names for errors (batch,), both string tensors. It
     returns tensors (batch, *shape) by feature name; images stay encoded. It raises
     `tf.errors.InvalidArgumentError`, with the name of the record, if a feature is missing, has
-    another shape or dtype, or is a class id out of range.
+    another shape or dtype, holds a number that its dtype cannot, or is a class id out of range.
     """
     parsed = {
         name: tf.io.FixedLenFeature(
@@ -154,11 +154,16 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
         what = f"the feature {name!r} must have {size} bytes, for {feature.dtype} {feature.shape}"
         check(tf.strings.length(value) == size, what, names)
         value = tf.reshape(tf.io.decode_raw(value, dtype), (-1, *feature.shape))
+    of_record = range(1, 1 + len(feature.shape))  # all axes but that of the batch
     if feature.num_classes:
         inside = (value >= 0) & (value < tf.cast(feature.num_classes, value.dtype))
-        inside = tf.reduce_all(tf.reshape(inside, (tf.shape(value)[0], -1)), axis=1)
+        inside = tf.reduce_all(inside, axis=of_record)
         check(inside, f"the class id {name!r} is not in [0, {feature.num_classes})", names)
-    return tf.cast(value, dtype)
+    narrow = tf.cast(value, dtype)
+    if value.dtype == tf.int64 and dtype != tf.int64:  # a record holds all integers as int64
+        fits = tf.reduce_all(tf.cast(narrow, tf.int64) == value, axis=of_record)
+        check(fits, f"the feature {name!r} holds a number that is not {feature.dtype}", names)
+    return narrow
 
 
 def check(fine: Tensor, what: str, names: Tensor) -> None:

@@ -180,3 +180,18 @@ def test_a_record_of_other_features_is_named(other, message):
             tf.constant([good, bad]), tf.constant(["record 0", "record 1"])
         )
     assert "record 1" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype, number", [("uint8", 300), ("uint16", -1), ("int32", 1 << 40)])
+def test_a_number_of_another_program_that_its_dtype_cannot_hold_is_named(dtype, number):
+    features = {"x": Feature(dtype, (2,))}
+    stored = [
+        example_proto.encode({"x": [5, n]}, {"x": Feature("int64", (2,))}) for n in (7, number)
+    ]
+    parse = example_proto.build_parser(features)
+    assert parse(tf.constant(stored[:1]), tf.constant(["a"]))["x"].numpy().tolist() == [[5, 7]]
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"'x' holds .* is not {dtype}"
+    ) as error:
+        parse(tf.constant(stored), tf.constant(["record 0", "record 1"]))
+    assert "record 1" in str(error.value)
