@@ -156,10 +156,18 @@ def from_arrays(
         finish: a function that turns a batch of the arrays into the model's inputs.
 
     Raises:
-        UserError: the arrays are empty, or no device supports their dtype.
+        UserError: the arrays are empty or of different lengths, or no device supports their dtype.
     """
     arrays = tf.nest.map_structure(to_device_array, features)
     parts = tf.nest.flatten(arrays)
+    lengths = sorted({len(part) if part.ndim else 0 for part in parts})
+    if len(lengths) > 1:
+        raise UserError(
+            f"The features of {name!r} are arrays of {', '.join(map(str, lengths))} examples: all "
+            "must hold the same number of examples."
+        )
+    if not any(lengths):
+        raise UserError(f"There are no records in {name!r}: name an input with at least one.")
     held = tf.nest.map_structure(tf.constant, arrays)
     size, known = context.global_batch_size, columns or {}
 

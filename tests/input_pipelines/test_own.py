@@ -178,3 +178,19 @@ def test_a_field_that_cannot_be_kept_is_answered_with_the_columns_to_join_by():
     with pytest.raises(UserError, match=r"none to keep.*Texts have 'text'.*class of your own") as e:
         records.read_fields(range(0), ["review"])
     assert str(e.value).endswith("the record, from 0: use these to join other columns.")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ((5, 7), "The features of 'new.csv' are arrays of 5, 7 examples: all must hold the same"),
+        ((0, 0), "There are no records in 'new.csv': name an input with at least one."),
+    ],
+)
+def test_records_of_unequal_or_no_features_are_refused(sizes, said):
+    class Table(tftpu.DataConfig):
+        def prediction(self, address, context):
+            return {name: np.zeros((size, 2)) for name, size in zip("ab", sizes)}
+
+    with pytest.raises(UserError, match=said):
+        input_pipelines.prediction(Table(), "new.csv")
