@@ -144,7 +144,7 @@ class Texts(DataConfig):
         return list(self._read(self.train_text))
 
     def _read(self, patterns: str) -> Iterator[dict[str, Any]]:
-        """Yields the records of the files that match patterns.
+        """Yields the records of the files that match patterns, each file once.
 
         Raises:
             UserError: a pattern matches no file, or a record lacks a field or has a wrong value.
@@ -153,6 +153,7 @@ class Texts(DataConfig):
 
         if self.field != type(self).field and patterns == self.train_text:
             self._check_field(patterns)
+        known: set[str] = set()
         for pattern in filter(None, patterns.split(",")):
             paths = listing.find_matches(pattern)
             if not paths:
@@ -163,7 +164,7 @@ class Texts(DataConfig):
                     f"There is no file {pattern!r}{place}: give the paths of texts or tables."
                     f"{files.suggest_existing(pattern)} {other}"
                 )
-            for path in paths:
+            for path in listing.select_new(paths, known):
                 for place, row in self._read_file(path):
                     for name in filter(None, (self.field, self.prompt, self.label)):
                         if row.get(name) is None:

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tftpu.storage import buckets, files
@@ -193,6 +193,22 @@ def find_matches(pattern: str) -> dict[str, int]:
     if "/." not in pattern.removeprefix(folder):
         found = {path: n for path, n in found.items() if "/." not in path.removeprefix(folder)}
     return {path: size for path, size in found.items() if fnmatch.fnmatchcase(path, pattern)}
+
+
+def select_new(found: Mapping[str, int], known: set[str]) -> dict[str, int]:
+    """Returns the files that earlier patterns did not match, and adds them to the known ones.
+
+    Args:
+        found: the sizes of the files that a pattern matches, by path.
+        known: the files of earlier patterns; ./a.txt and a.txt are one file.
+    """
+    new = {path: n for path, n in found.items() if _shorten(path) not in known}
+    known.update(map(_shorten, new))
+    return new
+
+
+def _shorten(path: str) -> str:
+    return path if files.is_remote(path) else os.path.normpath(path)
 
 
 def list_checksums(pattern: str) -> dict[str, str]:

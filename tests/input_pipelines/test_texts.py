@@ -8,6 +8,8 @@ import pytest
 
 from tftpu import input_pipelines
 from tftpu.errors import UserError
+from tftpu.input_pipelines.convert.readers.reader import ReadOptions
+from tftpu.input_pipelines.convert.readers.text import TextReader
 from tftpu.input_pipelines.sources import Texts
 
 
@@ -33,6 +35,19 @@ def test_each_line_is_a_text_and_every_twentieth_is_held_out(tmp_path):
     (held_out,) = input_pipelines.evaluation(data).as_numpy_iterator()
     assert trained == {f"line {n}" for n in range(40) if n % 20}
     assert held_out.tolist() == [b"line 0", b"line 20"]
+
+
+def test_a_file_that_several_patterns_match_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "ab", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    data = Texts(train_text="a*.txt,a.txt,*b.txt", eval_text="a.txt", global_batch_size=1)
+    pipeline = input_pipelines.training(data)
+    assert pipeline.examples.tolist() == ["text a", "text ab", "text b"]
+    reader = TextReader(data.train_text, ReadOptions(context=4))
+    assert [[path for path, _, _ in part] for part in reader.parts] == [
+        ["./a.txt", "./ab.txt", "./b.txt"]
+    ]
 
 
 def test_a_resumed_run_sees_the_same_batches(table):

@@ -42,13 +42,14 @@ class TextReader(OrderedReader):
         self._options = options
         self._patterns = [pattern for pattern in patterns.split(",") if pattern]
         sizes: dict[str, int] = {}
+        known: set[str] = set()
         for pattern in self._patterns:
             found = listing.find_matches(pattern)
             if not any(found.values()):
                 advice = _advise(pattern, prefix, is_there=bool(found))
                 flag = f" In a config: --config.{prefix}PATTERN." if "data." in prefix else ""
                 raise UserError(f"There is nothing in {prefix}{pattern}.{advice}{flag}")
-            sizes |= found
+            sizes |= listing.select_new(found, known)
         flag = "--config.data.tokenizer" if "data." in prefix else "--tokenizer"
         _, vocabulary = packing.build_tokenizer(options.tokenizer, options.end_of_text, flag)
         dtype = "uint16" if vocabulary <= 1 << 16 else "int32"
