@@ -178,6 +178,13 @@ class Texts(DataConfig):
                             f"{place}: the field {self.label!r} is {str(row[self.label])[:80]}, "
                             "not a class: give a name or a number."
                         )
+                    if self.label:  # spaces around a name do not belong to it
+                        row = {**row, self.label: str(row[self.label]).strip()}
+                        if not row[self.label]:
+                            raise UserError(
+                                f"{place} has no {self.label!r}: it is blank. Give it a class, or "
+                                "leave the record out."
+                            )
                     yield row
 
     def _check_field(self, patterns: str) -> None:

@@ -78,6 +78,17 @@ def test_classes_are_numbered_in_the_order_of_their_names(table):
     assert [part.shape.as_list() for part in spec] == [[8], [8]]
 
 
+def test_a_blank_class_is_named_and_spaces_around_a_class_are_left_out(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,kind\none, good\ntwo,bad\nthree,good\n")
+    data = Texts(train_text=str(path), eval_text=str(path), label="kind", global_batch_size=3)
+    assert input_pipelines.class_names(data) == ["bad", "good"]
+    assert input_pipelines.training(data).examples[1].tolist() == [1, 0, 1]
+    path.write_text(path.read_text() + "four,\n")
+    with pytest.raises(UserError, match=r"line 5 of .*a.csv has no 'kind': it is blank\. Give it"):
+        input_pipelines.training(data)
+
+
 def test_prompts_and_their_answers_are_two_features(table):
     data = Texts(train_text=str(table), field="review", prompt="question", global_batch_size=4)
     batch = read_epoch(data)[0]
