@@ -1,5 +1,6 @@
 """The data set of whole texts, for models with their own preprocessor; see `sources`."""
 
+import collections
 import dataclasses
 import hashlib
 import os
@@ -93,10 +94,19 @@ class Texts(DataConfig):
         kind, patterns = addresses.parse_address(address, type(self).__name__, self.address_kinds)
         alone = dataclasses.replace(self, prompt="", label="", classes=())
         if kind == "sentence":
-            texts = [patterns]
+            paths, rows = [patterns], [{self.field: patterns}]
+        elif patterns:
+            read = list(alone._read_with_paths(patterns))
+            paths, rows = [path for path, _ in read], [row for _, row in read]
         else:
-            rows = list(alone._read(patterns)) if patterns else self._read_split(kind)
-            texts = [row[self.field] for row in rows]
+            rows = self._read_split(kind)
+            paths = [kind] * len(rows)
+        texts = [row[self.field] for row in rows]
+        counts = collections.Counter[str]()
+        places = []  # the number of each record in its file
+        for path in paths:
+            places.append(counts[path])
+            counts[path] += 1
         held = tf.constant(texts)
         found = unlabelled.from_arrays(
             np.arange(len(texts), dtype=np.int32),
@@ -105,7 +115,11 @@ class Texts(DataConfig):
             {"text": np.array(texts, object)},
             finish=lambda numbers: tf.gather(held, numbers),
         )
-        return dataclasses.replace(found, identity=hashlib.sha256(repr(texts).encode()).hexdigest())
+        return dataclasses.replace(
+            found,
+            identity=hashlib.sha256(repr(texts).encode()).hexdigest(),
+            places=lambda n: (paths[n.start : n.stop], places[n.start : n.stop]),
+        )
 
     def check_patterns(self, patterns: str) -> None:
         """Raises `UserError` if the first pattern has no file, or the first record has no text."""
@@ -144,7 +158,11 @@ class Texts(DataConfig):
         return list(self._read(self.train_text))
 
     def _read(self, patterns: str) -> Iterator[dict[str, Any]]:
-        """Yields the records of the files that match patterns, each file once.
+        """Yields the records of the files that match patterns; see `_read_with_paths`."""
+        return (row for _, row in self._read_with_paths(patterns))
+
+    def _read_with_paths(self, patterns: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields (path of the file, record) for the files that match patterns, each file once.
 
         Raises:
             UserError: a pattern matches no file, or a record lacks a field or has a wrong value.
@@ -185,7 +203,7 @@ class Texts(DataConfig):
                                 f"{place} has no {self.label!r}: it is blank. Give it a class, or "
                                 "leave the record out."
                             )
-                    yield row
+                    yield path, row
 
     def _check_field(self, patterns: str) -> None:
         """Raises `UserError` if files match the patterns and all are plain text, without fields."""

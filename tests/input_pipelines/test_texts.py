@@ -112,6 +112,20 @@ def test_texts_to_predict_need_no_class(table, tmp_path):
     assert alone.places(range(1)) == (["A nice film, 8:10"], [0])
 
 
+def test_texts_to_predict_are_named_by_their_files(table, tmp_path):
+    data = Texts(train_text=str(table), field="review", global_batch_size=4)
+    for name, text in {"a.txt": "one\n\ntwo", "b.txt": "three"}.items():
+        (tmp_path / name).write_text(text)
+    records = input_pipelines.prediction(data, f"text:{tmp_path}/*.txt")
+    a, b = f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"
+    assert records.places(range(3)) == ([a, a, b], [0, 1, 0])
+    assert records.places(range(1, 2)) == ([a], [1])
+    assert input_pipelines.prediction(data, "evaluation").places(range(2)) == (
+        ["evaluation"] * 2,
+        [0, 1],
+    )
+
+
 def test_a_field_is_that_of_a_table_by_name_or_content(table, tmp_path):
     plain, rows = tmp_path / "a.txt", tmp_path / "rows.txt"
     plain.write_text("one\ntwo\nthree")
