@@ -6,7 +6,7 @@ loads without TensorFlow.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tftpu.config import OPERATIONAL, DataConfig, DataContext
 from tftpu.config.data import ExportInputs
@@ -259,9 +259,7 @@ class Tokens(Streamed):
 
     def __post_init__(self):
         for name in ("train_text", "eval_text"):
-            given: Any = getattr(self, name)
-            if isinstance(given, list | tuple):
-                setattr(self, name, ",".join(map(str, given)))
+            setattr(self, name, text_files.join_patterns(getattr(self, name)))
 
     @property
     def weighted(self) -> bool:

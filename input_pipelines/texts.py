@@ -30,7 +30,8 @@ class Texts(DataConfig):
     Each line of a text file is a text, and each record of a table (see `formats.text_files`).
 
     Args:
-        train_text: patterns of files with commas between them, such as texts/*.txt.
+        train_text: patterns of files with commas between them, such as texts/*.txt; in Python also
+            a list.
         eval_text: patterns of files to evaluate on; "": every twentieth text of `train_text`.
         field: the field or column of a table that holds the text.
         prompt: the field with the prompt that the text answers; "": there are none.
@@ -45,6 +46,10 @@ class Texts(DataConfig):
     label: str = ""
     classes: tuple[str, ...] = ()
     address_kinds: ClassVar = ("text", "sentence")
+
+    def __post_init__(self):
+        for name in ("train_text", "eval_text"):
+            setattr(self, name, text_files.join_patterns(getattr(self, name)))
 
     def validate(self) -> None:
         super().validate()

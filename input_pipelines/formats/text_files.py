@@ -75,6 +75,11 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
+def join_patterns(given: Any) -> Any:
+    """Returns a list of file patterns as a text with commas between them; else what was given."""
+    return ",".join(map(str, given)) if isinstance(given, list | tuple) else given
+
+
 def check_not_folders(patterns: str, prefix: str) -> None:
     """Raises `UserError` if one of several file patterns is the path of a local folder.
 

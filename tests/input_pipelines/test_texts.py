@@ -41,7 +41,7 @@ def test_a_file_that_several_patterns_match_is_read_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "ab", "b"):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
-    data = Texts(train_text="a*.txt,a.txt,*b.txt", eval_text="a.txt", global_batch_size=1)
+    data = Texts(train_text=["a*.txt", "a.txt", "*b.txt"], eval_text="a.txt", global_batch_size=1)
     pipeline = input_pipelines.training(data)
     assert pipeline.examples.tolist() == ["text a", "text ab", "text b"]
     reader = TextReader(data.train_text, ReadOptions(context=4))
