@@ -50,6 +50,7 @@ class UnlabelledRecords:
         names: the names of the fields that can be kept beside a prediction.
         fields: a function that returns these fields of a range of records; None: there are none.
         skipped: the reasons why records were skipped, by record number; filled while reading.
+        classes: the class names by the class ids in the labels; {}: those of the run's data.
     """
 
     count: int
@@ -59,6 +60,7 @@ class UnlabelledRecords:
     names: Sequence[str] = ()
     fields: Fields | None = None
     skipped: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    classes: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
     def read_fields(self, numbers: range, names: Sequence[str]) -> Mapping[str, Any]:
         """Returns fields of a range of records by name: arrays, or lists of texts.

@@ -105,7 +105,8 @@ def build_prediction(
     if kind == "tfrecord":
         found, source = unlabelled.open_shards(where)
         made = build_pipeline(source, image_records.build_image_parser(found, data.image_feature))
-        return unlabelled.from_shards(source, made, found.features)
+        records = unlabelled.from_shards(source, made, found.features)
+        return dataclasses.replace(records, classes=_name_class_ids(data, found))
     split = data.eval_split if kind == addresses.EVALUATION else data.train_split
     if data.format in ("folder", "index"):
         # Class ids are those of the training split, which is listed only if they are kept.
@@ -163,6 +164,13 @@ def read_class_names(data: "StreamedImages") -> list[str] | None:
     builder = tfds.open_builder(data.name, data.data_dir, data.download)
     _, label = tfds.find_image_and_label(builder, data.image_feature, data.label_feature)
     return builder.info.features[label].names
+
+
+def _name_class_ids(data: "StreamedImages", found: Manifest) -> dict[int, str]:
+    """Returns the class names of other shards by their class ids; {} if they have no names."""
+    names, label = found.about.get("classes") or (), found.features.get(data.label_feature)
+    stated = label.num_classes if label else 0
+    return dict(enumerate(names, max(0, stated - len(names)) if stated else data.first_class))
 
 
 def has_soft_labels(data: "StreamedImages") -> bool:

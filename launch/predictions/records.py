@@ -65,7 +65,9 @@ def name_labels(
 ) -> "UnlabelledRecords":
     """Returns the records with the class name beside a kept label, if the label is a class id.
 
-    A kept field of the input that has the same name, such as "label_name", stays as it is.
+    The names are those of the records' own classes if their data set has such names, as it may
+    number them otherwise than the run. A kept field of the input that has the same name, such as
+    "label_name", stays as it is.
     """
     label, first = getattr(data, "label_feature", "label"), getattr(data, "first_class", 0)
     read = records.fields
@@ -76,7 +78,7 @@ def name_labels(
         found = dict(read(numbers, kept))
         ids = np.asarray(found.get(label, ""))
         if ids.ndim == 1 and ids.dtype.kind in "iu":
-            known = {first + number: name for number, name in enumerate(names)}
+            known = records.classes or dict(enumerate(names, first))
             names_of_ids = [known.get(number, "") for number in ids.tolist()]
             found.setdefault(f"{label}_name", names_of_ids)  # the input may have one of this name
         return found

@@ -1,12 +1,17 @@
 """The records of `tftpu predict`."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tftpu
+from tests.support.data import data_sets
 from tftpu.errors import UserError
+from tftpu.input_pipelines.formats import manifest
+from tftpu.input_pipelines.formats.manifest import Feature
+from tftpu.input_pipelines.sources import StreamedImages
 from tftpu.input_pipelines.unlabelled import UnlabelledRecords
 from tftpu.launch.predictions.records import name_labels, open_records
 
@@ -43,3 +48,15 @@ def test_a_kept_name_of_the_input_is_not_replaced_by_the_class_name_of_its_label
     del fields["label_name"]
     found = named.read_fields(range(2), ["label"])
     assert found["label_name"] == ["cat", "dog"]
+
+
+def test_a_kept_label_of_another_data_set_has_the_name_of_that_data_set(tmp_path):
+    images = {"image": Feature("string", (), "image"), "label": Feature("int32", num_classes=3)}
+    examples = [{"image": b"", "label": label} for label in (0, 2, 1)]
+    found = data_sets.shards(tmp_path, images, {"train": [examples]})
+    manifest.write(dataclasses.replace(found, about={"classes": ["ant", "bird", "cat"]}))
+    given = {"format": "tfrecord", "data_dir": str(tmp_path / "x"), "num_classes": 2}
+    data = StreamedImages(**given, first_class=1, global_batch_size=1)
+    records, _ = open_records(data, f"tfrecord:{tmp_path}", False, ("label",))
+    named = name_labels(records, data, ["bird", "cat"])
+    assert named.read_fields(range(3), ["label"])["label_name"] == ["ant", "cat", "bird"]
