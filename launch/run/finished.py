@@ -20,7 +20,7 @@ from tftpu.launch.startup import import_tensorflow
 from tftpu.launch.tfx import examples
 from tftpu.models import sizes  # noqa: F401
 from tftpu.models.keras_hub import config as keras_hub  # noqa: F401
-from tftpu.storage import files
+from tftpu.storage import files, side_files
 from tftpu.tpu.compiler_options import AUTO
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tftpu.training.trainer import Trainer
 
 _T = TypeVar("_T")
+DATA = "data.json"  # file in the workdir that identifies the training data
 _LENGTH = 1 << 30  # steps; an arbitrary number, because no learning-rate schedule is used
 
 
@@ -113,6 +114,9 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     if files.exists(path):
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
+        if classes := (side_files.read(files.join(workdir, DATA)) or {}).get("classes"):
+            data: Any = experiment.data  # `StreamedImages` or `Texts`
+            data.classes = tuple(classes)
         for change in overrides:
             # Base weights may have moved to another path; a digest shows if they are the same.
             if not (

@@ -16,7 +16,8 @@ from tftpu.amounts import format_metric
 from tftpu.config import Experiment, OptimizerConfig, to_json
 from tftpu.engines import selection
 from tftpu.errors import UserError
-from tftpu.launch.run import another_run, recorded_start, result, summary
+from tftpu.input_pipelines.sources import StreamedImages, Texts
+from tftpu.launch.run import another_run, finished, recorded_start, result, summary
 from tftpu.launch.run import experiment as build
 from tftpu.launch.settings import keras_objects, own_code
 from tftpu.optim import schedules
@@ -27,7 +28,7 @@ from tftpu.tpu.compiler_options import as_text
 from tftpu.training import batch_values
 from tftpu.training.trainer import Trainer
 
-_DATA = "data.json"  # file in the workdir that identifies the training data
+_DATA = finished.DATA
 
 
 def train(
@@ -84,6 +85,7 @@ def train(
         _warn_of_changes(workdir, resumes=trained < experiment.train.length)
     if chief and trained < experiment.train.length:
         if state:
+            state = {**state, **_describe_classes(experiment.data)}
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
         recorded_start.write(workdir, flags)
         if trained:
@@ -125,6 +127,18 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
     spec = experiment.data.batch_spec(experiment.data.global_batch_size) if classes else None
     if spec is not None:
         batch_values.check_classes(trainer.model, spec, classes)
+
+
+def _describe_classes(data: Any) -> dict[str, Any]:
+    """Returns the names of classes that folders or a table number, as {"classes": ...}, or {}.
+
+    `finished.load_experiment` gives them to the data: later files may number them otherwise.
+    """
+    in_files = type(data) is StreamedImages and data.format in ("folder", "index")
+    if not (in_files or type(data) is Texts) or data.classes:
+        return {}
+    names = data.class_names()
+    return {"classes": names} if names else {}
 
 
 def _warn_of_changes(workdir: str, *, resumes: bool) -> None:

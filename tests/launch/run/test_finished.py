@@ -7,7 +7,9 @@ import pytest
 
 from tftpu.config import to_json
 from tftpu.errors import UserError
-from tftpu.launch.run import finished
+from tftpu.input_pipelines.datasets import streamed_images
+from tftpu.input_pipelines.sources import StreamedImages
+from tftpu.launch.run import finished, training
 from tftpu.launch.settings import config_flags
 from tftpu.storage import files
 
@@ -61,3 +63,20 @@ def test_a_run_in_place_of_a_config_has_its_own_settings(tmp_path):
     assert (priced.name, priced.default_workdir) == ("elsewhere", f"{run}/")
     with pytest.raises(UserError, match="no field 'seeds'"):
         dataclasses.replace(priced, overrides=("--config.train.seeds=5",)).load_experiment()
+
+
+def test_a_finished_run_numbers_its_classes_as_it_did_in_training(tmp_path):
+    data = StreamedImages(format="folder", data_dir=str(tmp_path / "photos"), num_classes=2)
+    for name in ("train/bird", "train/cat"):
+        files.write_whole(tmp_path / "photos" / name / "a.png", b"")
+    experiment = config_flags.load("digits_resnet", [])
+    experiment.data = data
+    files.write_whole(tmp_path / "config.json", to_json(experiment).encode())
+    known = training._describe_classes(data)
+    files.write_whole(tmp_path / "data.json", json.dumps({"examples": 2, **known}).encode())
+    (tmp_path / "photos/train/bird").rename(tmp_path / "photos/train/dove")
+    assert finished.read_class_names(experiment) == ["cat", "dove"]
+    found = finished.load_experiment(str(tmp_path))
+    assert finished.read_class_names(found) == ["bird", "cat"]
+    with pytest.raises(UserError, match=r"has the folders dove, but .* it has bird, cat"):
+        streamed_images.list_split(found.data, "train")
