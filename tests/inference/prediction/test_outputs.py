@@ -32,3 +32,12 @@ def test_each_output_of_several_has_a_column():
     shape = [(None, 2), (None, 3)]
     assert outputs.name_columns(shape, ["logits"], None) == ["logits_0", "logits_1"]
     assert outputs.name_columns((), ["logits"], None) == ["logits"]  # a model that names no shape
+
+
+def test_outputs_in_others_have_a_column_each_with_a_row_for_each_example():
+    x = np.ones((3, 2), np.float32)
+    found = outputs.build_columns(["logits"], False, None)({"a": [x, (x[:, :1],)], "b": {"c": x}})
+    sizes = {"logits_a_0": (3, 2), "logits_a_1_0": (3, 1), "logits_b_c": (3, 2)}
+    assert {name: values.shape for name, values in found.items()} == sizes
+    shape = {"a": [(None, 2), ((None, 1),)], "b": {"c": (None, 2)}}
+    assert outputs.name_columns(shape, ["logits"], None) == list(sizes)

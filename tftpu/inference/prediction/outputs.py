@@ -155,13 +155,18 @@ def _trace_outputs(model: keras.Model) -> tuple[Any, Any]:
     return given, model.outputs[0]
 
 
-def _name_columns(outputs: Nest) -> Columns:
-    """Returns a column for each output: "logits", or "logits_NAME" if there are several."""
-    if isinstance(outputs, Mapping):
-        return {f"{LOGITS}_{name}": _to_float32(value) for name, value in outputs.items()}
-    if isinstance(outputs, list | tuple):
-        return {f"{LOGITS}_{n}": _to_float32(value) for n, value in enumerate(outputs)}
-    return {LOGITS: _to_float32(outputs)}
+def _name_columns(outputs: Nest, name: str = LOGITS) -> Columns:
+    """Returns a column for each output: "logits", or "logits_NAME" if there are several.
+
+    Outputs in others have all their names: "logits_NAME_NAME".
+    """
+    if not isinstance(outputs, Mapping | list | tuple):
+        return {name: _to_float32(outputs)}
+    parts = outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs)
+    found: Columns = {}
+    for part, value in parts:
+        found |= _name_columns(value, f"{name}_{part}")
+    return found
 
 
 def _check_class_scores(outputs: Nest) -> np.ndarray:
