@@ -402,6 +402,16 @@ def test_another_version_of_libtpu_compiles_again(monkeypatch):
     assert len({before, now, *others}) == 4
 
 
+def test_other_options_of_libtpu_in_the_environment_compile_again(monkeypatch):
+    target, keys = parse_slice("v3-8"), []
+    for given in ("", "--xla_tpu_scoped_vmem_limit_kib=1024"):
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
+        keys.append(compiler._build_key(b"module", target, {}))
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
+    assert keys[0] != keys[1]
+    assert compiler._build_key(b"module", target, {}) == keys[0]
+
+
 @pytest.mark.exhaustive
 def test_a_batch_that_does_not_fit_may_fit_with_recomputed_blocks():
     sizes = {"vocabulary": 256, "context": 128, "layers": 3, "width": 128, "heads": 4}

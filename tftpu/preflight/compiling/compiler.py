@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -241,6 +242,7 @@ def _use_hardware_generator(block: Any, jax: Internals) -> None:
 
 def _build_key(module: bytes, target: Slice, options: dict[str, str]) -> str:
     given = json.dumps(options, sort_keys=True).encode() if options else b""
+    given += os.environ.get("LIBTPU_INIT_ARGS", "").encode()  # libtpu reads its own options there
     text = hashlib.sha256(module + given).hexdigest()
     chip = f"-{target.generation.chip_config}" if target.generation.chip_config else ""
     return f"{target.name}{chip}-libtpu{read_libtpu_version()}-{text[:32]}"
