@@ -103,7 +103,13 @@ def launch(given: EndpointClients, order: VertexEndpoint) -> ServingResources:
 def _run_operation(what: str, method: Any, timeout_s: float, **fields: Any) -> Any:
     """Calls a method and waits for the end of the operation that it starts."""
     operation = google_cloud.call(what, method, **fields)
-    return google_cloud.call(what, operation.result, timeout=timeout_s)
+    try:
+        return google_cloud.call(what, operation.result, timeout=timeout_s)
+    except TimeoutError as error:
+        raise ConnectionLost(
+            f"{what.capitalize()} had not ended after {timeout_s / 60:.0f} minutes, and may still "
+            "succeed."
+        ) from error
 
 
 def _extract_id(name: str) -> str:

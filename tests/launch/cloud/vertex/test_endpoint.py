@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
+from google.api_core.operation import Operation
 from google.cloud import aiplatform_v1 as v1
 from google.cloud.aiplatform_v1.services.endpoint_service import transports as endpoint_transports
 from google.cloud.aiplatform_v1.services.model_service import transports as model_transports
@@ -42,6 +43,8 @@ class Vertex:
             refusal = self.refuses.get(name)
             if isinstance(refusal, Fault):
                 raise refusal
+            if refusal == "hangs":
+                return operations_pb2.Operation(name="o")
             if refusal is not None:
                 return operations_pb2.Operation(name="o", done=True, error=refusal)
             packed = any_pb2.Any()
@@ -164,6 +167,17 @@ def test_a_failure_names_what_exists_and_what_removes_it(service, capsys, method
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
     assert (getattr(refusal, "message", None) or str(refusal)).rstrip(".") in said
+
+
+def test_a_deployment_that_takes_too_long_names_what_may_cost(service, capsys, monkeypatch):
+    monkeypatch.setattr(endpoint_client, "DEPLOY_TIMEOUT_S", 0.1)
+    service.refuses["deploy"] = "hangs"
+    # The service on loopback has no method that looks at an operation again.
+    monkeypatch.setattr(Operation, "done", lambda self, retry=None: self.operation.done)
+    assert launch() == 2
+    said = capsys.readouterr().err
+    assert "gcloud ai endpoints delete 9 --region=europe-west4" in said and said.count("\n") == 1
+    assert "Deploying the model had not ended after" in said and "may still succeed" in said
 
 
 @pytest.mark.parametrize(
