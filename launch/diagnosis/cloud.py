@@ -87,11 +87,11 @@ def _find_bucket_problem(machine: Machine, bucket: str, has_file: bool) -> Probl
     from google.auth import exceptions as auth_exceptions
     from google.cloud import storage
 
-    if emulator:
-        client = storage.Client.create_anonymous_client()
-    else:
-        client = storage.Client(project="unused")
     try:
+        if emulator:
+            client = storage.Client.create_anonymous_client()
+        else:
+            client = storage.Client(project="unused")
         granted = client.bucket(bucket).test_iam_permissions(_NEEDED, timeout=10)
     except exceptions.NotFound:
         return Problem(

@@ -40,6 +40,16 @@ def test_a_bucket_without_credentials(laptop):
     assert laptop.problem("bucket").name == "no-credentials"
 
 
+@pytest.mark.parametrize("kind", ["authorized_user", "of another program"])
+def test_credentials_that_no_client_can_read(laptop, monkeypatch, kind):
+    credentials(laptop, type=kind, quota_project_id="p")
+    path = Path(laptop.environ["HOME"]) / ".config/gcloud/application_default_credentials.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))  # the storage client reads it
+    problem = laptop.problem("bucket")
+    assert problem.name == "bucket-unreachable"
+    assert "DefaultCredentialsError" in problem.what and SECRET not in repr(problem)
+
+
 @pytest.fixture
 def serve():
     """Starts an HTTP server on loopback that answers with `answers[path] = (status, text)`."""
