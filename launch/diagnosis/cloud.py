@@ -15,7 +15,7 @@ def describe(machine: Machine) -> dict[str, str]:
     path = _locate_credentials(machine)
     if path.exists():
         return {"Credentials": f"{_read(path).get('type', 'unknown')} in {path}"}
-    if place.read_attribute(machine, "accelerator-type"):
+    if place.has_account(machine):
         return {"Credentials": "the machine's own service account"}
     return {"Credentials": "none"}
 
@@ -75,8 +75,7 @@ def _read(path: Path) -> dict[str, str]:
 
 def _find_bucket_problem(machine: Machine, bucket: str, has_file: bool) -> Problem | None:
     emulator = machine.environ.get("STORAGE_EMULATOR_HOST")
-    on_google_cloud = place.read_attribute(machine, "accelerator-type") is not None
-    if not (has_file or on_google_cloud or emulator):
+    if not (has_file or emulator or place.has_account(machine)):
         return Problem(
             "no-credentials",
             f"The run needs gs://{bucket}, and this machine has no credentials for Google Cloud.",

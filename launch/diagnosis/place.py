@@ -35,13 +35,22 @@ def describe(machine: Machine) -> dict[str, str]:
 
 def read_attribute(machine: Machine, name: str) -> str | None:
     """Returns an attribute of the machine from Google Cloud's metadata server; None if unknown."""
+    return _read_metadata(machine, f"attributes/{name}")
+
+
+def has_account(machine: Machine) -> bool:
+    """Returns whether the metadata server gives the machine credentials of a service account."""
+    return _read_metadata(machine, "service-accounts/default/email") is not None
+
+
+def _read_metadata(machine: Machine, path: str) -> str | None:
     if machine.environ.get("NO_GCE_CHECK", "").lower() == "true":
         return None
     # Google's client libraries use the same variable. The default is an address instead of a name,
     # because a name server might not answer.
     host = machine.environ.get("GCE_METADATA_HOST", "169.254.169.254")
     request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/attributes/{name}",
+        f"http://{host}/computeMetadata/v1/instance/{path}",
         headers={"Metadata-Flavor": "Google"},
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -4,8 +4,10 @@ import http.server
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from google.cloud import storage
 
 from tests.support.fakes.fake_google_cloud import SECRET
 from tests.support.fakes.scratch_machine import Scratch
@@ -98,6 +100,18 @@ def test_access_to_the_bucket(laptop, serve, monkeypatch, status, granted, name)
     assert [problem.name for problem in problems] == ([name] if name else [])
 
 
+def test_a_machine_without_a_tpu_has_the_account_of_its_metadata_server(laptop, serve, monkeypatch):
+    account = "/computeMetadata/v1/instance/service-accounts/default/email"
+    del laptop.environ["NO_GCE_CHECK"]
+    laptop.environ["GCE_METADATA_HOST"] = serve({account: (200, "me@p.iam.gserviceaccount.com")})
+    granted = SimpleNamespace(test_iam_permissions=lambda names, timeout: names)
+    client = SimpleNamespace(bucket=lambda name: granted)
+    monkeypatch.setattr(storage, "Client", lambda project: client)
+    facts, problems = laptop.examine("mine")
+    assert problems == []
+    assert facts["Credentials"] == "the machine's own service account"
+
+
 def test_the_metadata_server_names_the_slice(tpu_vm, serve):
     attributes = "/computeMetadata/v1/instance/attributes/"
     del tpu_vm.environ["NO_GCE_CHECK"]
@@ -105,6 +119,7 @@ def test_the_metadata_server_names_the_slice(tpu_vm, serve):
         {
             f"{attributes}accelerator-type": (200, "v5litepod-16"),
             f"{attributes}worker-network-endpoints": (200, "a:b:10.0.0.1,a:b:10.0.0.2"),
+            "/computeMetadata/v1/instance/service-accounts/default/email": (200, "me@p"),
         }
     )
     facts, problems = tpu_vm.examine()
