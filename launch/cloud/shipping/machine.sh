@@ -50,6 +50,7 @@ install() {
       fetch "$package" "$home/"
       requirement="tftpu[$extras] @ file://$home/${package##*/}"
       ;;
+    *://*) requirement="$package" ;;
     *.whl) requirement="tftpu[$extras] @ file://$home/shipped/$package" ;;
     *) requirement="$package" ;;
   esac

@@ -125,16 +125,23 @@ def pack(config: str, package: str | None, engine: str = "tensorflow") -> Shipme
         engine: the name of the engine that trains on the machine.
 
     Raises:
-        UserError: the folder holds a secret or is too large, git ignores the config, code is not
-            valid Python, or a package would be missing.
+        UserError: there is no such wheel, the folder holds a secret or is too large, git ignores
+            the config, code is not valid Python, or a package would be missing.
     """
     files, code, folder = {}, {}, None
     if package is None:
         package = own_wheel.NAME
         files[package] = own_wheel.build()
-    elif Path(package).is_file():
+    elif package.endswith(".whl") and Path(package).is_file():
         files[Path(package).name] = Path(package).read_bytes()
         package = Path(package).name
+    elif "://" not in package and (
+        package.endswith((".whl", ".tar.gz")) or package[:1] in (".", "/", "~")
+    ):
+        raise UserError(
+            f"--package={package} is no wheel on this machine: give the path of a wheel, "
+            "gs://BUCKET/NAME.whl, or a requirement such as 'tftpu[tpu]==1.0'."
+        )
     if config.endswith(".py"):
         path = Path(config).absolute()
         folder, config = path.parent, path.name

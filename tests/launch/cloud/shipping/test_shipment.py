@@ -270,6 +270,16 @@ def test_data_in_the_folder_are_named_and_asked_about_before_anything_is_sent(
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("package", ["dist/tftpu-1.whl", "tftpu-1.tar.gz", "~/tftpu-1.whl", "."])
+def test_a_wheel_that_is_not_here_is_found_before_it_costs(own, package, monkeypatch, capsys):
+    monkeypatch.chdir(own.parent)
+    (own.parent / "tftpu-1.tar.gz").touch()
+    flags = [f"--config={own}", "--slice=v5e-8", "--dry_run", f"--package={package}"]
+    assert main.main(["launch", "tpu-vm", *flags]) == 2
+    said = capsys.readouterr().err
+    assert f"--package={package} is no wheel on this machine" in said and said.count("\n") == 1
+
+
 def test_the_name_of_an_index_is_used_only_where_the_user_writes_one():
     assert shipment.pack("digits_resnet", None).package.endswith("-py3-none-any.whl")
     written = shipment.pack("digits_resnet", "tftpu[tpu]==1.0")

@@ -250,6 +250,12 @@ def test_a_wheel_in_a_bucket_is_fetched(machine):
     assert place == f"file://{fetched}"
 
 
+def test_a_wheel_at_an_address_is_a_requirement(machine):
+    package = "tftpu[tpu] @ https://example.com/tftpu-1-py3-none-any.whl"
+    boot(machine, order(package=package))
+    assert machine.installed()[-1] == package
+
+
 @pytest.mark.parametrize("changed", ["tftpu-1.whl", "constraints.txt", "code.tar.gz"])
 def test_nothing_runs_if_a_byte_of_a_file_changed_in_the_bucket(machine, changed):
     config = machine.folder / "mine" / "mine.py"
