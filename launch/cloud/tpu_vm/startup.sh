@@ -82,6 +82,11 @@ if [ -e "$home/done" ]; then # the machine was restarted after the end of the ru
   exit 0
 fi
 
+# The run resumes: whoever follows it must not take the code of its saved stop for its end.
+if [ -e "$home/exit_code" ]; then
+  gcloud storage rm --quiet "$reports/exit_code" >/dev/null 2>&1
+fi
+
 timeout --kill-after=300 "$(left)" bash "$0" work "$worker" >>"$log" 2>&1 &
 run=$!
 while sleep 20; do

@@ -65,7 +65,12 @@ class RentedMachine:
         for path in (self.bin, self.bucket):
             path.mkdir()
         copy = f'cp "${{4/gs:\\/\\//{self.bucket}/}}" "${{5/gs:\\/\\//{self.bucket}/}}"'
-        self.tool("gcloud", f'if [ "$1" = storage ]; then {copy}; else {self.noted("called")}; fi')
+        remove = f'rm "${{4/gs:\\/\\//{self.bucket}/}}"'
+        self.tool(
+            "gcloud",
+            f'case "$1 $2" in "storage rm") {remove} ;; storage*) {copy} ;; '
+            f"*) {self.noted('called')} ;; esac",
+        )
         self.tool("python3", f'printf "%s\\n" "${{@: -1}}" >>"{folder}/installed"')
         self.tool("sleep", f"{self.noted('slept')}; exec /bin/sleep 0.05")
         self.tftpu('printf "%s\\0" "$@" >>"$ARGUMENTS"; echo trained')

@@ -299,8 +299,11 @@ def test_a_boot_after_the_end_does_nothing(machine):
 def test_a_boot_after_a_saved_stop_resumes(machine):
     machine.tftpu("exit 75")
     assert (boot(machine, order()) / "exit_code").read_text() == "75\n"
-    machine.tftpu("echo training")
-    assert (boot(machine, order()) / "exit_code").read_text() == "0\n"
+    reported = machine.bucket / "b/run/launch/n/exit_code"
+    machine.tftpu(f"[ -e {reported} ] && echo the old code is still there || echo training")
+    reports = boot(machine, order())
+    assert (reports / "exit_code").read_text() == "0\n"
+    assert (reports / "log.txt").read_text() == "training\n"  # whoever follows it sees it run
 
 
 DELETION = "compute tpus queued-resources delete n --force --quiet --project=p --zone=us-west4-a"
