@@ -167,7 +167,7 @@ class _Rental:
         ) from None
 
     def delete(self) -> None:
-        """Deletes the slice, or prints that it could not be deleted."""
+        """Deletes the slice, or prints that it could not be deleted; Ctrl-C ends the command."""
         from google.cloud import tpu_v2
 
         request = tpu_v2.DeleteQueuedResourceRequest(name=self._rented.resource, force=True)
@@ -181,11 +181,14 @@ class _Rental:
         except NotFoundError:
             print(f"There is no slice {self._rented.name}: nothing to delete.", flush=True)
         except (Exception, KeyboardInterrupt) as error:
+            reason = str(error) or type(error).__name__
             print(
-                f"The slice {self._rented.name} could not be deleted ({error}), and may incur "
+                f"The slice {self._rented.name} could not be deleted ({reason}), and may incur "
                 f"costs; {self._ending}",
                 flush=True,
             )
+            if isinstance(error, KeyboardInterrupt):
+                raise
 
     def _create(self, order: TpuVmJob) -> None:
         from google.cloud import tpu_v2

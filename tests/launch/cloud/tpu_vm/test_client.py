@@ -4,10 +4,11 @@ import sys
 
 import grpc
 import pytest
+from google.api_core.operation import Operation
 from google.longrunning import operations_pb2
 from google.rpc import status_pb2
 
-from tests.support.fakes.fake_cloud_tpu import QUEUED, serving
+from tests.support.fakes.fake_cloud_tpu import QUEUED, CloudTpu, serving
 from tests.support.fakes.fake_google_cloud import SECRET, SECRETS, Fault, storage
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
@@ -190,6 +191,24 @@ def test_a_stopped_and_saved_run_resumes_on_another_slice(service):
     assert launch("--spot") == 0
     assert len(service.requests) == 2
     assert not service.slices
+
+
+def test_an_interrupt_while_a_preempted_slice_is_deleted_rents_no_other(
+    service, capsys, monkeypatch
+):
+    def interrupt(self, timeout=None):
+        raise KeyboardInterrupt
+
+    service.states = [["SUSPENDED"]]
+
+    def delete(request):
+        monkeypatch.setattr(Operation, "result", interrupt)
+        return CloudTpu.delete(service, request)
+
+    service.delete = delete
+    assert launch("--spot") == 130
+    assert len(service.requests) == 1
+    assert delete_command(id_of(service)) in capsys.readouterr().out
 
 
 def test_a_lost_exit_code_does_not_leave_the_slice_running(service, capsys, monkeypatch):
