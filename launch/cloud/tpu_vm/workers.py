@@ -8,8 +8,9 @@ from tftpu.errors import ExitCode
 from tftpu.launch.cloud import google_cloud, waiting
 from tftpu.launch.cloud.tpu_vm.rented import RentedSlice, name_log
 
-# Seconds after the first exit code for which the other workers' codes are awaited.
-OTHERS_S = 900.0
+# Seconds after the first exit code for which the other workers' codes are awaited. Worker 0 deletes
+# the slice 900 seconds after its end, which would look like a preemption.
+OTHERS_S = 840.0
 # Ranks of exit codes: the run's code is the worker's code of lowest rank. Codes not listed have
 # rank 0, because they come from workers that failed by themselves.
 _RANK: dict[int, int] = {ExitCode.PREEMPTED: 1, ExitCode.HOST_LOST: 2, ExitCode.DONE: 3}

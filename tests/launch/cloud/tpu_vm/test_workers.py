@@ -1,5 +1,6 @@
 """`tftpu launch tpu-vm` on slices of several hosts: the script of each worker, and the outcome."""
 
+import re
 import shlex
 from concurrent import futures
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support.fakes.fake_google_cloud import Fault
 from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.interrupts import interrupt_waiting
 from tftpu.launch import main
+from tftpu.launch.cloud import waiting
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.cloud.tpu_vm import job, rented, workers
 from tftpu.tpu.slices import parse_slice
@@ -24,6 +26,7 @@ FLAGS = (
     *("--config=digits_resnet", "--config.train.steps=5", "--config.model.norm_batch=8", JAX),
     *("--slice=v5e-16", "--zone=us-west4-a", "--project=p", "--workdir=gs://b/run"),
 )  # four hosts of four chips
+_OTHERS_S = workers.OTHERS_S
 DELETION = "compute tpus queued-resources delete n --force --quiet --project=p --zone=us-west4-a"
 
 
@@ -332,6 +335,12 @@ def test_the_network_is_lost_after_the_creation_of_a_pod(service, capsys):
     [name] = [request.queued_resource_id for request in service.requests]
     assert f"The slice {name} could not be deleted" in capsys.readouterr().out
     assert len(service.slices) == 1
+
+
+def test_the_launcher_stops_waiting_before_a_worker_deletes_the_slice():
+    script = (Path(job.__file__).parent / "startup.sh").read_text()
+    delays = {int(seconds) for seconds in re.findall(r"delete_after (\d+)", script)}
+    assert min(delays) > _OTHERS_S + 3 * waiting.POLL_S
 
 
 def test_workers_that_do_not_report_after_a_good_end_are_mentioned(service, capsys):
