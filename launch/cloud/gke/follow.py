@@ -56,14 +56,15 @@ class _JobSetWatcher:
     def follow(self) -> None:
         for jobset, pods in waiting.poll(self._look):
             self._print_log(pods)
-            self._print_state(jobset, pods)
+            current = _select_current(jobset, pods)
+            self._print_state(jobset, current)
             if _find_condition(jobset, "Completed"):
                 print(f"The run has ended, and nothing runs any more. {self._describe_kept_logs()}")
                 return
             failed = _find_condition(jobset, "Failed")
             if failed:
                 raise UserError(self._describe_failure(failed, pods))
-            self._end_waiting(jobset, pods)
+            self._end_waiting(jobset, current)
 
     def _look(self) -> tuple[JobSet, list[Pod]]:
         """Returns the JobSet, and its pods sorted by slice and host."""
@@ -145,6 +146,12 @@ def _find_condition(jobset: JobSet, kind: str) -> dict[str, Any] | None:
     """Returns a condition of a JobSet if its status is true; otherwise None."""
     found = jobset.get("status", {}).get("conditions") or ()
     return next((c for c in found if c["type"] == kind and c["status"] == "True"), None)
+
+
+def _select_current(jobset: JobSet, pods: list[Pod]) -> list[Pod]:
+    """Returns the pods without those of earlier attempts, which exist a while after a restart."""
+    restarts = _count_restarts(jobset)
+    return [pod for pod in pods if pod.attempt is None or pod.attempt >= restarts]
 
 
 def _count_restarts(jobset: JobSet) -> int:

@@ -10,6 +10,7 @@ from tftpu.launch.cloud.gke.job import CONTAINER
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _SLICE = "jobset.sigs.k8s.io/job-index"
+_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 _CLOCKS_S = 60  # seconds by which the node's clock and this machine's may differ
 # Ranks of exit codes that are consequences of another pod's failure or of a signal. Any other code
 # has rank 0, because it may be the cause of a failure. The code of lowest rank is reported.
@@ -28,6 +29,7 @@ class Pod:
         waits_for: why it has not started; "" if it has, or if the reason is unknown.
         code: its exit code; None before its end.
         ended_by: Kubernetes's reason for the end, such as "OOMKilled"; "" before its end.
+        attempt: the number of restarts before it was created; None if that is unknown.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Pod:
     waits_for: str
     code: int | None
     ended_by: str = ""
+    attempt: int | None = None
 
     @property
     def chief(self) -> bool:
@@ -67,8 +70,13 @@ def find_cause(pods: list[Pod]) -> Pod | None:
 
 def _convert_pod(found: Any) -> Pod:
     """Converts the client's `V1Pod`."""
+    known = {**(found.metadata.annotations or {}), **(found.metadata.labels or {})}
+    attempt = int(known[_ATTEMPT]) if _ATTEMPT in known else None
+    return dataclasses.replace(_convert_state(found, known), attempt=attempt)
+
+
+def _convert_state(found: Any, known: dict[str, str]) -> Pod:
     metadata, status = found.metadata, found.status
-    known = {**(metadata.annotations or {}), **(metadata.labels or {})}
     index = int(known.get(_SLICE, 0)), int(known.get(_INDEX, 0))
     containers = [c for c in status.container_statuses or () if c.name == CONTAINER]
     state = containers[0].state if containers else None

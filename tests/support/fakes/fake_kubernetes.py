@@ -58,6 +58,7 @@ def pod(
     labels = {
         "batch.kubernetes.io/job-completion-index": str(index),
         "jobset.sigs.k8s.io/job-index": str(job),
+        "jobset.sigs.k8s.io/restart-attempt": str(attempt),
     }
     name = f"{PREFIX}-slice-{job}-{index}-{attempt:05}"
     return {"metadata": {"name": name, "labels": labels}, "status": status}

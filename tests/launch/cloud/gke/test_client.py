@@ -179,6 +179,18 @@ def test_the_time_in_the_queue_counts_anew_after_a_restart_and_not_while_pods_ru
     assert not cluster.deleted
 
 
+def test_pods_of_an_attempt_that_has_ended_do_not_count_as_started(cluster, capsys, monkeypatch):
+    lost = [pod(i, ended(69)) for i in range(4)]  # JobSet deletes them after it counted the restart
+    again = [*(pod(i, RUNS, attempt=1) for i in range(3)), pod(3, attempt=1)]
+    cluster.moments = [ALL_RUN, Moment(lost, restarts=1), Moment(again, restarts=1)]
+    pass_quickly(monkeypatch)
+    assert launch("--queue_timeout=10m") == 2
+    said = capsys.readouterr()
+    assert "Only 3 of 4 pods started in the time that --queue_timeout allows." in said.err
+    assert cluster.deleted == [name_of(cluster)]
+    assert "0 of 4 pods run (restart 1 of 10)" in states(said.out)
+
+
 def test_machines_that_are_taken_away_again_are_waited_for_anew(cluster, capsys):
     taken = Moment([pod(i, attempt=1) for i in range(4)], restarts=1)
     again = Moment([pod(i, RUNS, attempt=1) for i in range(4)], restarts=1)
