@@ -8,6 +8,8 @@ replaced by another one, on which the run resumes.
 """
 
 import dataclasses
+import json
+from pathlib import Path
 
 from tftpu.config import Experiment
 from tftpu.errors import UserError
@@ -15,6 +17,7 @@ from tftpu.launch import startup
 from tftpu.launch.cloud import engine, job
 from tftpu.launch.cloud.options import JobOptions, ProjectOptions, print_dry_run
 from tftpu.launch.cloud.tpu_vm import job as tpu_vm
+from tftpu.launch.preflight import reports
 from tftpu.launch.settings.options import TIME, flag
 from tftpu.tpu.slices import Slice, parse_slice
 
@@ -56,6 +59,9 @@ def run(options: Options) -> None:
     print(order.shipment.describe(order.workdir))
     steps = _count_steps(experiment) if options.preflight else None
     print(tpu_vm.describe_price(wanted, steps, options.preflight, options.spot))
+    if options.preflight and _is_of_another(experiment, options.preflight):
+        other = reports.describe_other("known")
+        print(f"But {options.preflight} is {other}: this run may cost more or less.")
     job.confirm_data(order.shipment, options.send_data)
     if not options.yes:
         job.confirm("Rent it?", "--yes", "Not rented.")
@@ -77,6 +83,22 @@ def _build_job(options: Options, wanted: Slice, trained_by: str) -> tpu_vm.TpuVm
         keep=options.keep,
         **options.build_fields(wanted, trained_by),
     )
+
+
+def _is_of_another(experiment: Experiment, report: str) -> bool:
+    """Returns whether a report of preflight is known to be of another step than that of the run."""
+    settings = json.loads(Path(report).read_text()).get("settings")
+    if not settings or getattr(experiment.data, "download", False):
+        return False
+    try:
+        startup.import_tensorflow()
+        from tftpu import input_pipelines
+
+        size = experiment.data.global_batch_size
+        batch = input_pipelines.batch_spec(experiment.prepared_data, size)
+    except Exception:  # data that cannot be read here do not prevent renting a slice
+        return False
+    return settings != reports.compute_settings(experiment, batch)
 
 
 def _count_steps(experiment: Experiment) -> int | None:

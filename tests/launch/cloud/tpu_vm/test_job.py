@@ -16,9 +16,12 @@ from google.protobuf import json_format
 from tests.support import projects
 from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.messages import check_message
+from tftpu import input_pipelines
 from tftpu.launch import main
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.cloud.tpu_vm import job
+from tftpu.launch.preflight import reports
+from tftpu.launch.settings import config_flags
 from tftpu.tpu.slices import parse_slice
 
 FLAGS = (
@@ -173,6 +176,21 @@ def test_the_total_follows_from_preflight(tmp_path):
     assert "9.60 USD an hour" in text
     assert "90,000 steps are estimated at 45.00 USD" in text
     assert "spot" in text
+
+
+@pytest.mark.parametrize(("width", "other"), [(32, False), (16, True)])
+def test_a_report_of_another_run_is_called_so(width, other, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    experiment = config_flags.load("digits_resnet", [])
+    batch = input_pipelines.batch_spec(experiment.data, experiment.data.global_batch_size)
+    settings = reports.compute_settings(experiment, batch)
+    prices = [{"slice": "v5e-8", "usd_per_1000_steps": 10.0}]
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps({"slices": prices, "settings": settings}))
+    flags = [f"--config.model.width={width}", f"--preflight={file}", "--package=tftpu[tpu]==1.0"]
+    assert main.main(["launch", "tpu-vm", *FLAGS, *flags]) == 2
+    said = f"But {file} is of another model, batch, precision or mesh"
+    assert (said in capsys.readouterr().out) == other
 
 
 @pytest.mark.parametrize(
