@@ -285,3 +285,11 @@ def test_what_exceeds_the_hosts_memory_does_not_fit_and_both_figures_are_named()
     text = Report(1024, "float32", 600, [item]).text()
     assert "Does not fit: It needs 45.7 GiB of the host's memory for each device" in text
     assert "a host of v5e has 44.7 GiB for a device" in text
+
+
+def test_a_slice_whose_hosts_have_too_little_memory_is_not_the_cheapest():
+    small, large = filled("v5e-8"), filled("v6e-8", 10.0)
+    small.fits, small.error = False, "It needs too much of the host's memory."
+    assert small.usd_per_1000_steps < large.usd_per_1000_steps
+    report = Report(1024, "float32", 600, [small, large])
+    assert report.cheapest is report.fastest is report.ranked()[0] is large

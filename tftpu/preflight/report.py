@@ -49,19 +49,23 @@ class Report:
 
     @property
     def cheapest(self) -> SliceReport | None:
-        """The report of the slice where a step costs the least; None if no price is known."""
+        """The report of the slice where a step costs the least and fits; None if none is known."""
         return min(
             self._list_priced(), key=lambda s: _to_sortable(s.usd_per_1000_steps), default=None
         )
 
     @property
     def fastest(self) -> SliceReport | None:
-        """The report of the slice with the shortest step; None if no time is known."""
+        """The report of the slice with the shortest step that fits; None if none is known."""
         return min(self._list_priced(), key=lambda s: _to_sortable(s.step_ms), default=None)
 
     def ranked(self) -> list[SliceReport]:
         """Returns the slices' reports, the cheapest first; those without a known price are last."""
-        return sorted(self.slices, key=lambda item: _to_sortable(item.usd_per_1000_steps))
+
+        def rank(item: SliceReport) -> float:
+            return _to_sortable(item.usd_per_1000_steps if item.fits else None)
+
+        return sorted(self.slices, key=rank)
 
     def to_json(self) -> str:
         """Returns the report as JSON, the content of `preflight.json`."""
@@ -98,7 +102,7 @@ class Report:
                 console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, str))
 
     def _list_priced(self) -> list[SliceReport]:
-        return [item for item in self.slices if item.step_ms is not None]
+        return [item for item in self.slices if item.fits and item.step_ms is not None]
 
     def marks(self, item: SliceReport) -> str:
         """Returns the remark on a slice in the table: "cheapest", "fastest", both or ""."""

@@ -146,7 +146,7 @@ def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot
         spot: whether the slice is rented at the lower, changing spot price.
 
     Raises:
-        UserError: the file has no price for the slice.
+        UserError: the file has no price for the slice, or the step does not run on it.
     """
     hourly = wanted.chips * wanted.generation.usd_hour
     less = "; less as a spot slice, whose price changes" if spot else ""
@@ -158,8 +158,13 @@ def describe_price(wanted: Slice, steps: int | None, preflight: str | None, spot
         )
     try:
         found = json.loads(Path(preflight).read_text())["slices"]
-        usd = next(s["usd_per_1000_steps"] for s in found if s["slice"] == wanted.name)
-        total = max(usd * (steps or 1000) / 1000, 0.01)
+        item = next(item for item in found if item["slice"] == wanted.name)
+        if not item.get("fits", True):
+            raise UserError(
+                f"--preflight={preflight}: by that report, the step is not known to run on "
+                f"{wanted.name}. `tftpu preflight --report={preflight}` shows why."
+            )
+        total = max(item["usd_per_1000_steps"] * (steps or 1000) / 1000, 0.01)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise UserError(
             f"--preflight={preflight} has no price for {wanted.name}: make the report with `tftpu "

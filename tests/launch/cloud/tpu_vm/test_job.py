@@ -17,6 +17,7 @@ from tests.support import projects
 from tests.support.fakes.rented_machine import RentedMachine
 from tests.support.messages import check_message
 from tftpu import input_pipelines
+from tftpu.errors import UserError
 from tftpu.launch import main
 from tftpu.launch.cloud.shipping import shipment
 from tftpu.launch.cloud.tpu_vm import job
@@ -176,6 +177,14 @@ def test_the_total_follows_from_preflight(tmp_path):
     assert "9.60 USD an hour" in text
     assert "90,000 steps are estimated at 45.00 USD" in text
     assert "spot" in text
+
+
+def test_a_step_that_does_not_fit_has_no_price(tmp_path):
+    found = {"slices": [{"slice": "v5e-8", "fits": False, "usd_per_1000_steps": 0.5}]}
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps(found))
+    with pytest.raises(UserError, match="by that report, the step is not known to run on v5e-8"):
+        job.describe_price(parse_slice("v5e-8"), 90_000, str(file), spot=True)
 
 
 @pytest.mark.parametrize(("width", "other"), [(32, False), (16, True)])
