@@ -23,6 +23,10 @@ class NotFoundError(RefusedError):
     """The object that a request names does not exist."""
 
 
+class QuotaError(RefusedError):
+    """A quota is exceeded, such as that of requests in a minute."""
+
+
 class ConnectionLost(Exception):  # noqa: N818 (the request may have succeeded)
     """A request was sent, but no answer came."""
 
@@ -67,7 +71,7 @@ class ApiService:
                 raise ConnectionLost(f"No answer from {self.name} ({what}): {said}") from error
             name = f"{self.name[0].upper()}{self.name[1:]}"
             text = self.messages.get(status, name + " refused the request ({what}): {said}")
-            kind = NotFoundError if status == 404 else RefusedError
+            kind = {404: NotFoundError, 429: QuotaError}.get(status, RefusedError)
             raise kind(text.format(what=what, said=said)) from error
 
 

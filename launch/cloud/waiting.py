@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from tftpu.errors import UserError
-from tftpu.launch.cloud.google_cloud import ConnectionLost, NotFoundError, RefusedError
+from tftpu.launch.cloud.google_cloud import (
+    ConnectionLost,
+    NotFoundError,
+    QuotaError,
+    RefusedError,
+)
 
 POLL_S = 10.0
 # Seconds after which a lost connection ends the wait; the run itself continues.
@@ -18,15 +23,18 @@ T = TypeVar("T")
 def poll(look: Callable[[], T]) -> Iterator[T]:
     """Calls a function every `POLL_S` seconds and yields its results; retries lost connections.
 
+    Requests beyond a quota are retried as well.
+
     Raises:
         ConnectionLost: no answer came for `PATIENCE_S` seconds.
+        QuotaError: a quota was exceeded for as long.
     """
     lost_since = None
     while True:
         began = time.monotonic()
         try:
             found = look()
-        except ConnectionLost as lost:
+        except (ConnectionLost, QuotaError) as lost:
             if lost_since is None:
                 lost_since = began
                 print(f"{lost} Trying again for {PATIENCE_S / 60:.0f} minutes.", flush=True)

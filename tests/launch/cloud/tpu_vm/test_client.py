@@ -296,6 +296,14 @@ def test_a_lost_network_that_recovers_is_tolerated(service, monkeypatch):
     assert not service.slices
 
 
+def test_too_many_questions_do_not_lose_the_place_in_the_queue(service, capsys):
+    service.faults["get"] = [Fault(grpc.StatusCode.RESOURCE_EXHAUSTED, "Read requests per minute.")]
+    assert launch() == 0
+    assert len(service.requests) == 1
+    said = capsys.readouterr().out
+    assert "Read requests per minute." in said and "Trying again for" in said
+
+
 def test_a_rejected_deletion_names_the_slice(service, capsys):
     service.faults["delete"] = [Fault(grpc.StatusCode.PERMISSION_DENIED, "tpu.nodes.delete denied")]
     assert launch() == 0
