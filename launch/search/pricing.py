@@ -91,4 +91,6 @@ def price(words: list[str], slice_name: str, log: str, stopped: threading.Event)
         raise UserError(f"preflight does not know whether it fits {slice_name}")
     if not item["fits"]:
         return Price(0.0, f"it does not run on {slice_name}: {item['error'].splitlines()[0]}")
+    if item["usd_per_1000_steps"] is None:
+        raise UserError(f"preflight knows no price on {slice_name}")
     return Price(item["usd_per_1000_steps"] * found["steps"] / 1000)
