@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tftpu.errors import ExitCode, HostLost, Preempted, UserError
 from tftpu.launch import interrupts
+from tftpu.storage import buckets
 
 
 class Failure(NamedTuple):
@@ -242,7 +243,7 @@ FAILURES = (
     ),
     Failure(
         "bucket",
-        r"^(?:Bucket|Missing)Error: Failed [a-z ]+ (?P<path>gs://\S+): (?P<why>[^\n]+)",
+        r"^(?:Bucket|Missing|Unavailable)Error: Failed [a-z ]+ (?P<path>gs://\S+): (?P<why>[^\n]+)",
         "{path} cannot be read or written: {why}",
         "Check the network, the name of the bucket and the permissions of this account, with "
         "`tftpu doctor --workdir=gs://BUCKET/RUN`.",
@@ -276,7 +277,10 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         return int(ExitCode.DONE)
     except UserError as error:
         said = str(explain(error) if isinstance(error, OSError) else error)
-        return _end(ExitCode.USER_ERROR, "\n".join([said, *_read_notes(error)]))
+        # A restart may succeed where a bucket did not answer, but not after a mistake.
+        is_passing = any(isinstance(e, buckets.UnavailableError) for e in (error, error.__cause__))
+        code = ExitCode.HOST_LOST if is_passing else ExitCode.USER_ERROR
+        return _end(code, "\n".join([said, *_read_notes(error)]))
     except Preempted as stopped:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:

@@ -12,7 +12,7 @@ class ExitCode(enum.IntEnum):
     DONE = 0
     BUG = 1  # a bug in tftpu, with a traceback
     USER_ERROR = 2
-    HOST_LOST = 69  # EX_UNAVAILABLE: another host of the run was lost
+    HOST_LOST = 69  # EX_UNAVAILABLE: another host of the run, or a bucket
     PREEMPTED = 75  # EX_TEMPFAIL: the run stopped and saved; the same command resumes it
     HUNG = 124  # the exit code of timeout(1): --watchdog ended the run
     INTERRUPTED = 130

@@ -228,6 +228,8 @@ def test_a_bucket_that_cannot_be_reached(monkeypatch):
     error = raised(finished.load_experiment, "gs://bucket/run")
     assert "gs://bucket/run/config.json cannot be read" in explained("bucket", error)
     assert "doctor --workdir" in explained("bucket", error)
+    # Not the code of a mistake, after which nothing restarts a run.
+    assert failures.run_for_exit_code(lambda: finished.load_experiment("gs://bucket/run")) == 69
     buckets._create_client.cache_clear()
 
 

@@ -143,7 +143,8 @@ def test_an_interrupted_upload_continues_where_it_broke(service, tmp_path, monke
 def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path, monkeypatch):
     monkeypatch.setattr(retry, "POLICY", retry.Policy(seconds=1.0, first_wait=0.3))
     service.faults.append(Fault("POST", "upload", 503, times=None))
-    with pytest.raises(UserError, match=r"Failed uploading gs://bucket/set/part-0: .*1 s"):
+    expected = r"Failed uploading gs://bucket/set/part-0: .*1 s"
+    with pytest.raises(buckets.UnavailableError, match=expected):
         buckets.upload(local_files(tmp_path, 10), FOLDER)
 
 
@@ -152,8 +153,9 @@ def test_a_service_that_never_answers_fails_with_a_clear_error(service, tmp_path
 )
 def test_an_error_of_the_service_gives_advice(service, tmp_path, status, sentence):
     service.faults.append(Fault("GET", "/o", status, times=None))
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
         buckets.list_files(FOLDER)
+    assert not isinstance(caught.value, buckets.UnavailableError)
     with pytest.raises(UserError, match="not an address in a bucket"):
         buckets.list_files("s3://bucket/set")
 

@@ -58,6 +58,10 @@ class MissingError(BucketError, FileNotFoundError):
     """There is no such object, or no such bucket."""
 
 
+class UnavailableError(BucketError):
+    """The service does not answer, or not now: the same command may succeed later."""
+
+
 class ChangedError(UserError):
     """Another process wrote the object meanwhile."""
 
@@ -586,6 +590,9 @@ def _request(doing: str, uri: str, function: Callable[[], _T]) -> _T:
         reason = f"the service answers {last.code}" if answered else "no answer"
         reason += f"; retried for {retry.POLICY.seconds:g} s."
         reason += "" if answered else " Is the network up?"
+        server = answered and (last.code is None or last.code >= 500 or last.code == 429)
+        kind = UnavailableError if server or not answered else BucketError
     except (requests.RequestException, ConnectionError):
+        kind = UnavailableError
         reason = f"no answer; retried for {retry.POLICY.seconds:g} s. Is the network up?"
     raise kind(f"Failed {doing} {uri}: {reason}") from None
