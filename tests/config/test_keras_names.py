@@ -64,3 +64,21 @@ def test_a_wrong_name_is_said_before_tensorflow_or_keras_is_loaded(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "2 set()\n", done.stderr
     assert "loss is 'crossentropy'" in done.stderr and "smoothing" not in done.stderr
+
+
+def test_the_direction_of_a_metric_is_keras_own_under_each_of_its_names():
+    """The result of metrics=["MSE"] has the name "MSE"."""
+    for name in sorted(set(keras_names.METRICS) - {"acc"}):
+        direction = getattr(keras.metrics.get(name), "_direction", None)
+        if direction is not None:
+            assert keras_names.smaller_is_better(name) == (direction == "down"), name
+
+
+@pytest.mark.parametrize("name", ["FalseNegatives", "false_positives", "RMSE", "glossary_loss"])
+def test_a_lower_value_is_better(name):
+    assert keras_names.smaller_is_better(name)
+
+
+@pytest.mark.parametrize("name", ["glossary_accuracy", "error_type_acc", "error_type_AUC"])
+def test_a_higher_value_is_better_whatever_the_output_is_called(name):
+    assert not keras_names.smaller_is_better(name)

@@ -55,11 +55,14 @@ WITH_ARGUMENTS = _split_names(
     specificity_at_sensitivity
     """
 )
-# Parts of the names of metrics for which lower is better.
+# Parts of the names of metrics for which lower is better, in lower case.
 _SMALLER_IS_BETTER = (
-    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle"),
-    *("divergence", "hinge", "poisson", "logcosh", "false_"),
+    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle", "bce"),
+    *("divergence", "hinge", "poisson", "logcosh", "false_", "falsepos", "falseneg"),
 )
+# Ends of names for which higher is better. The name of an output, such as "error_type" in
+# "error_type_accuracy", may contain a part from above.
+_LARGER_IS_BETTER = ("acc", "accuracy", "auc")
 
 
 def check_losses(field: str, value: Any) -> None:
@@ -100,4 +103,7 @@ def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
 
 def smaller_is_better(metric: str) -> bool:
     """Returns whether lower values of a metric are better, by its name."""
-    return any(part in metric for part in _SMALLER_IS_BETTER)
+    name = metric.lower()  # metrics=["MSE"] has the result "MSE"
+    if name.endswith(_LARGER_IS_BETTER):
+        return False
+    return any(part in name for part in _SMALLER_IS_BETTER)
