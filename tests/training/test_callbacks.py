@@ -1,11 +1,14 @@
 """Keras's callbacks over the end of a run and its restart."""
 
+import signal
+import time
+
 import keras
 import numpy as np
 import pytest
 
 from tests.support.models.training import compiled, examples, make_trainer
-from tftpu.errors import UserError
+from tftpu.errors import Preempted, UserError
 
 X, Y = examples(64)
 OTHER = np.roll(Y, 1)  # labels that training makes worse
@@ -146,3 +149,52 @@ def test_what_keras_trains_without_what_is_monitored_is_trained_with_a_warning(c
         trainer.fit(X, Y, verbose=0, epochs=2, callbacks=[callback])
     assert trainer.step == 4
     assert str(warned[0].message).count("learning_rate") <= 1  # the names are listed once
+
+
+class StopError(Exception):
+    """An error that ends a run."""
+
+
+class StopAt(keras.callbacks.Callback):
+    """A callback that ends the run: by an error in a method, or by a signal after a batch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise StopError
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 8:  # the last batch of epoch 1
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.5)  # for the thread that receives it
+
+
+class StopByError(StopAt):
+    on_train_batch_end = keras.callbacks.Callback.on_train_batch_end
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("stop", "every"), [(StopByError(), 4), (StopByError(), 3), (StopAt(), 4), (None, 4)]
+)
+def test_a_schedule_that_depends_on_its_last_rate_goes_on_over_a_restart(tmp_path, stop, every):
+    """As the scheduler of Keras's documentation, which multiplies the rate of the last epoch."""
+    calls = []
+    listens = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: calls.append(("begin", epoch)),
+        on_epoch_end=lambda epoch, logs: calls.append(("end", epoch)),
+    )
+
+    def train(*others):
+        halves = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        model = compiled(optimizer=keras.optimizers.SGD(RATE))
+        trainer = make_trainer(model, str(tmp_path), checkpoint_every=every, steps_per_loop=1)
+        callbacks = [halves, listens, *others]
+        return trainer.fit(X, Y, batch_size=16, epochs=4, verbose=0, callbacks=callbacks).history
+
+    if stop is not None:
+        with pytest.raises((StopError, Preempted)):
+            train(stop)
+    resumes = len(calls)
+    assert train()["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8, RATE / 16]
+    if type(stop) is StopAt:  # the end of epoch 1 was left to the next run
+        assert calls[resumes : resumes + 3] == [("begin", 1), ("end", 1), ("begin", 2)]

@@ -154,9 +154,25 @@ class Callbacks:
             # As in Keras, the index is that of a complete execution, even if the data end earlier.
             self._list.on_train_batch_end(last, read_logs())
 
-    def begin_epoch(self, number: int) -> None:
-        """Tells the callbacks that an epoch begins."""
+    def begin_epoch(self, number: int, resumes: bool = False) -> None:
+        """Tells the callbacks that an epoch begins.
+
+        Args:
+            number: the index of the epoch.
+            resumes: whether the run resumes within the epoch. What callbacks made of the learning
+                rate when it began is then in the checkpoint, so the rate stays as it is.
+        """
+        before = self._read_learning_rate() if resumes else None
         self._list.on_epoch_begin(number)
+        if before is not None and self._read_learning_rate() != before:
+            self._model.optimizer.learning_rate = before
+
+    def _read_learning_rate(self) -> float | None:
+        """Returns the learning rate of the model's optimizer; None without an optimizer."""
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is None:
+            return None
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
 
     def end_epoch(self, number: int, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended.

@@ -94,6 +94,7 @@ class Session:
         self._profiler = profiler
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
+        self._epoch_begun = False  # whether the callbacks know that the present epoch began
         self._save_due = False  # whether a save was due after the last device loop
         # The step up to which the run was trained before; steps before it are repeated.
         self._repeats_until = account.reached
@@ -149,6 +150,7 @@ class Session:
                 if self._is_any_asking(notice) and not self.over:
                     self._leave(notice)  # no step was trained, so there is nothing to save
                 while not self.over:
+                    self._begin_epoch()
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
                     sums, steps = self._advance(batches, notice)
@@ -335,8 +337,19 @@ class Session:
             self._finish_training()
         if results:
             self._mark_best(results)
-        if not self.over:
-            self._callbacks.begin_epoch(number + 1)
+        self._epoch_begun = False
+
+    def _begin_epoch(self) -> None:
+        """Tells the callbacks that an epoch begins, unless they know.
+
+        A checkpoint at the end of an epoch is saved before, so that what callbacks change at the
+        beginning of the next epoch is not changed again by a resumed run.
+        """
+        if self._epoch_begun:
+            return
+        self._epoch_begun = True
+        number = self._timetable.locate(self._step - self._evaluation_due).number
+        self._callbacks.begin_epoch(number, resumes=self.progress.epoch is not None)
 
     def _finish_training(self) -> None:
         """Finishes training in the executor and the callbacks; may be called more than once."""
@@ -419,6 +432,7 @@ class Session:
         self.progress = self._restore_newest() or self.progress
         self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
         self._callbacks.restore_history(self.progress)
+        self._epoch_begun = False
         self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
@@ -461,7 +475,7 @@ class Session:
         self._callbacks.begin(self.progress)
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
-            self._callbacks.begin_epoch(self._timetable.locate(self._step).number)
+            self._begin_epoch()
             self._profiler.start_or_stop(self._step)
 
     def _begin_at_epoch(self, epoch: int) -> None:
