@@ -198,3 +198,33 @@ def test_a_schedule_that_depends_on_its_last_rate_goes_on_over_a_restart(tmp_pat
     assert train()["learning_rate"] == [RATE / 2, RATE / 4, RATE / 8, RATE / 16]
     if type(stop) is StopAt:  # the end of epoch 1 was left to the next run
         assert calls[resumes : resumes + 3] == [("begin", 1), ("end", 1), ("begin", 2)]
+
+
+@pytest.mark.medium
+def test_counters_of_callbacks_return_with_a_rollback(tmp_path):
+    """Epochs that are trained again are counted once."""
+
+    class Breaks(keras.callbacks.Callback):
+        broken = False
+
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 3 and not self.broken:
+                self.broken = True
+                self.model.set_weights([w * np.nan for w in self.model.get_weights()])
+
+    waits = {}
+    stop = keras.callbacks.EarlyStopping(patience=9)
+    listens = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: waits.setdefault(epoch, []).append(stop.wait)
+    )
+    trainer = make_trainer(
+        compiled(optimizer=keras.optimizers.SGD(RATE)), str(tmp_path), on_nan="rollback"
+    )
+    trainer.fit(
+        *(X, Y),
+        epochs=5,
+        verbose=0,
+        validation_data=(X, OTHER),
+        callbacks=[stop, listens, Breaks()],
+    )
+    assert waits == {0: [0], 1: [1, 1], 2: [2, 2], 3: [3], 4: [4]}

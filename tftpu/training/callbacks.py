@@ -65,6 +65,8 @@ class Callbacks:
         self._error: Exception | None = None
         self._logs: dict[str, float] | None = None  # the logs of the last epoch
         self._execution = execution
+        # The values of Keras's callbacks when training begins, by callback and name.
+        self._first: dict[str, dict[str, Any]] = {}
         self._remembering = [one for one in callbacks if _is_remembering(one)]
         self.stopped = False
         self._list = keras_internals.build_callback_list(list(callbacks), model, epochs, steps)
@@ -123,14 +125,19 @@ class Callbacks:
         """
         self._begun = True
         self._list.on_train_begin()  # also empties the epochs of the history
-        self.restore_history(progress)
-        for key, callback in self._list_named():
-            for name, value in progress.callbacks.get(key, {}).items():
-                setattr(callback, name, value)
+        self._first = {
+            key: {name: vars(callback)[name] for name in _REMEMBERED if name in vars(callback)}
+            for key, callback in self._list_named()
+        }
+        self.restore(progress)
 
-    def restore_history(self, progress: RunProgress) -> None:
-        """Sets the history to the one in the progress of a run."""
+    def restore(self, progress: RunProgress) -> None:
+        """Sets the history and the callbacks' values to those in the progress of a run."""
         self.history.history, self.history.epoch = progress.history, progress.epochs
+        for key, callback in self._list_named():
+            values = self._first[key] | progress.callbacks.get(key, {})
+            for name, value in values.items():
+                setattr(callback, name, value)
 
     def begin_batch(self, batch: int) -> None:
         """Calls `on_train_batch_begin`; with batch methods, only if `batch` begins an execution."""

@@ -431,7 +431,7 @@ class Session:
         self._repeats_until = max(self._repeats_until, self._step)
         self.progress = self._restore_newest() or self.progress
         self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
-        self._callbacks.restore_history(self.progress)
+        self._callbacks.restore(self.progress)
         self._epoch_begun = False
         self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
