@@ -20,6 +20,7 @@ from tftpu.input_pipelines.sources import Synthetic
 class Mine(tftpu.ModelConfig):
     sizes: list[int] = dataclasses.field(default_factory=lambda: [3, 4])
     names: dict[str, int] = dataclasses.field(default_factory=lambda: {"a": 1})
+    weights: dict[int, float] = dataclasses.field(default_factory=dict)
     pair: tuple[int, float] = (1, 0.5)
     extra: list[str] | None = None
     anything: Any = 3
@@ -81,6 +82,29 @@ def test_an_experiment_of_own_classes_survives_json():
     after.validate()
     assert after.model.sizes == [1]
     assert after.optimizer.description["config"]["betas"] == [0.9, 0.99]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": Mine(weights={0: 1.0, 1: 5.0})},
+        {"model": Mine(names={"class": 2, "items": 3})},
+        {"loss": {"class": "mse", "box": "mae"}},
+        {"metrics": {"class": ("mse",)}},
+        {"optimizer": KerasObject({"class_name": "Adam", "config": {"x": {"class": "y"}}})},
+    ],
+)
+def test_any_keys_of_a_dict_survive_json(fields):
+    """An output may be named "class", and numbers be keys."""
+    before = experiment(**fields)
+    before.validate()
+    assert from_json(to_json(before), [__name__]) == before
+
+
+@pytest.mark.parametrize("key", [None, True, (1, 2)])
+def test_a_key_that_json_cannot_hold_is_refused(key):
+    with pytest.raises(UserError, match=r"config\.model\.anything has the key"):
+        to_json(experiment(model=Mine(anything={key: 1})))
 
 
 def test_a_config_json_from_before_a_field_existed_is_read():
