@@ -203,6 +203,18 @@ def test_only_some_epochs_are_evaluated_as_in_keras(every):
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize(
+    "length", [{"epochs": np.int64(2), "validation_freq": np.int32(2)}, {"steps": np.int64(6)}]
+)
+def test_the_length_of_a_run_may_be_a_number_of_numpys(length, tmp_path):
+    """They are also written to the files of the workdir, as JSON."""
+    x, y = examples(48)
+    trainer = make_trainer(compiled(), tmp_path)
+    history = trainer.fit(x, y, batch_size=16, verbose=0, validation_data=(x, y), **length)
+    assert trainer.step == 6 and len(history.history["val_loss"]) == 1
+
+
+@pytest.mark.medium
 def test_a_backup_of_an_earlier_epoch_is_continued_from_there(tmp_path):
     """The third epoch fails before it is backed up, and is trained again."""
     x, y = examples(48)

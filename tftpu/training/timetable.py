@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import operator
 import warnings
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -196,9 +197,9 @@ class Length:
             *(("epochs", 1), ("steps", 1), ("steps_per_epoch", 1)),
             *(("initial_epoch", 0), ("eval_every", 1)),
         ):
-            check_whole_number(name, getattr(self, name), least)
+            self._check_whole_number(name, least)
         if not isinstance(self.validation_freq, list | tuple | set | frozenset):
-            check_whole_number("validation_freq", self.validation_freq, 1)
+            self._check_whole_number("validation_freq", 1)
             if self.validation_freq is None:
                 raise UserError("validation_freq is None: give a number of epochs, or a list.")
         if self.steps is None:
@@ -225,6 +226,13 @@ class Length:
                 "validation_freq works only with epochs=. With steps=, eval_every= sets the number "
                 "of steps between two evaluations."
             )
+
+    def _check_whole_number(self, name: str, least: int) -> None:
+        """Checks a field; turns a number of NumPy's, which JSON does not hold, into an `int`."""
+        value: Any = getattr(self, name)
+        check_whole_number(name, value, least)
+        if value is not None:
+            object.__setattr__(self, name, operator.index(value))
 
     @property
     def by_epochs(self) -> bool:
