@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -104,7 +104,11 @@ def train(
         callbacks=[check, *experiment.callbacks, *callbacks],
     )
     if chief:
-        results = _find_last_evaluation(history)
+        evaluated = trainer.executor.eval_sums.result_names
+        if trained >= experiment.train.length:
+            ended = result.read(workdir)
+            evaluated = ended["evaluation"] if ended and ended["steps"] == trained else None
+        results = _find_last_evaluation(history, evaluated)
         result.write(trainer, results, workdir)
         text = summary.format_summary(experiment, trainer, results, workdir)
         print(text, flush=True)
@@ -252,11 +256,19 @@ def _add_compiler_options(experiment: Experiment, chosen: Mapping[str, str]) -> 
     return dataclasses.replace(experiment, cluster=cluster)
 
 
-def _find_last_evaluation(history: keras.callbacks.History) -> dict[str, float]:
-    """Returns the metrics of the last evaluation, the loss first; {} if there was none."""
+def _find_last_evaluation(
+    history: keras.callbacks.History, known: Collection[str] | None
+) -> dict[str, float]:
+    """Returns the metrics of the last evaluation, the loss first; {} if there was none.
+
+    Args:
+        history: the history of the run.
+        known: the metrics that the run evaluates now, as those of earlier starts may have been
+            others; None: all in the history.
+    """
     found = {
         name.removeprefix("val_"): values[-1]
         for name, values in history.history.items()
-        if name.startswith("val_")
+        if name.startswith("val_") and (known is None or name.removeprefix("val_") in known)
     }
     return dict(sorted(found.items(), key=lambda item: item[0] != "loss"))

@@ -71,6 +71,23 @@ def test_a_longer_run_is_told_what_its_schedule_does_and_what_to_type_at_its_end
     assert "schedule" not in train(2, *constant) + train(3, *constant)
 
 
+@pytest.mark.slow
+def test_the_result_has_only_the_metrics_of_the_last_evaluation(tmp_path):
+    """The metrics may change between two starts of a run."""
+
+    def evaluate(steps: int, *flags: str) -> dict:
+        words = (f"--config.train.steps={steps}", f"--workdir={tmp_path}", *flags)
+        assert command_line.main([*TINY, *words]) == 0
+        return json.loads((tmp_path / "result.json").read_text())["evaluation"]
+
+    assert {*evaluate(2)} == {"loss", "accuracy"}
+    other = "--config.metrics=sparse_categorical_crossentropy"
+    best = "--config.train.best_metric=loss"
+    found = evaluate(4, other, best)
+    assert {*found} == {"loss", "sparse_categorical_crossentropy"}
+    assert evaluate(4, best) == found  # nothing is left to train
+
+
 WORDS = """
 from tftpu.config import Experiment, TrainConfig
 from tftpu.input_pipelines.sources import Tokens
