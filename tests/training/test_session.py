@@ -1,5 +1,6 @@
 """The tasks of a session between its device loops."""
 
+import errno
 import json
 import math
 import re
@@ -13,6 +14,7 @@ import tensorflow as tf
 import tftpu
 from tests.support.models.training import compiled, data, examples, make_trainer
 from tftpu.errors import UserError
+from tftpu.storage import files
 
 
 def best_after(workdir, steps: int, metric: str, feature: float = 1.0) -> dict | None:
@@ -49,6 +51,32 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):
     assert best_after(tmp_path, 2, "", math.nan) is None
     assert "The evaluation's loss is nan at step 2" in caplog.text
     assert best_after(tmp_path, 4, "")["step"] == 4
+
+
+@pytest.mark.medium
+def test_a_best_checkpoint_that_could_not_be_saved_is_not_the_best(tmp_path, monkeypatch):
+    """A later one, which is worse than the lost one, can be."""
+    operate = files._operate
+
+    def fail(operation, path, *args, **keywords):
+        if "/checkpoints/6/" in str(path) and operation == "open":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return operate(operation, path, *args, **keywords)
+
+    monkeypatch.setattr(files, "_operate", fail)
+    last = keras.layers.Dense(1)
+    model = keras.Sequential([keras.Input((1,)), last])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    losses = [9.0, 4.0, 0.0, 2.0, 1.0, 3.0]
+    trainer = make_trainer(model, str(tmp_path))
+    sets = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: last.bias.assign([losses[epoch] ** 0.5]),
+        on_epoch_end=lambda epoch, logs: trainer.checkpoints.wait(),
+    )
+    x = np.zeros((4, 1))
+    trainer.fit(x, x, 2, 6, callbacks=[sets], verbose=0, validation_data=(x, x))
+    best = json.loads((tmp_path / "checkpoints/best").read_text())
+    assert (best["step"], best["value"]) == (10, pytest.approx(1.0))
 
 
 def test_a_best_metric_without_validation_data_fails():

@@ -29,6 +29,7 @@ class Saver:
     Attributes:
         workdir: the workdir of the run; None: it has none.
         saved_step: the last step that was saved without an error or restored; None: none.
+        failed_step: the step of the last save that failed; None: none did.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Saver:
         self.workdir = checkpoints.workdir if checkpoints is not None else None
         self._config = _read_config(self.workdir)
         self.saved_step: int | None = None
+        self.failed_step: int | None = None
 
     @property
     def writes(self) -> bool:
@@ -112,6 +114,7 @@ class Saver:
         """Warns once, on the chief, if the last save failed."""
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
+            self.failed_step = failure.step
             self.saved_step = None if self.saved_step == failure.step else self.saved_step
             if not self._hosts.chief:
                 return

@@ -95,6 +95,8 @@ class Session:
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
         self._epoch_begun = False  # whether the callbacks know that the present epoch began
+        # The step of the last save of a best checkpoint, and the best one before.
+        self._marked: tuple[int | None, Best | None] = (None, None)
         self._save_due = False  # whether a save was due after the last device loop
         # The step up to which the run was trained before; steps before it are repeated.
         self._repeats_until = account.reached
@@ -365,6 +367,7 @@ class Session:
                 f"train.best_metric is {metric!r}, which the evaluation does not have: it has "
                 f"{', '.join(results)}.{did_you_mean(metric, results)}"
             )
+        self._note_failure()
         value, before = results[metric], self.progress.best
         if not math.isfinite(value):
             logger.warning("The evaluation's %s is %s at step %s.", metric, value, self._step)
@@ -373,13 +376,21 @@ class Session:
         # Values of another metric, from before the run was resumed, cannot be compared.
         if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
+            self._marked = self._step, before
             self._save(now=True, best=self.progress.best)
+
+    def _note_failure(self) -> None:
+        """Warns if the last save failed; a best checkpoint that is lost is no longer the best."""
+        self._saver.warn_of_failure()
+        step, before = self._marked
+        if step is not None and step == self._saver.failed_step:
+            self.progress.best, self._marked = before, (None, None)
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint if one is due, or in any case with `now`."""
         if not self._saver.writes:
             return
-        self._saver.warn_of_failure()
+        self._note_failure()
         if not (now or self.over or self._save_due):
             return
         if self.over and not self._evaluation_due:
