@@ -87,6 +87,24 @@ def test_counters_of_callbacks_go_on_over_a_restart(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_callback_that_is_added_or_left_out_leaves_the_others_their_counters(tmp_path):
+    """Two of one class that monitor the same are told apart by their order."""
+
+    def stops(*patience: int) -> list:
+        return [keras.callbacks.EarlyStopping(patience=one) for one in patience]
+
+    plateau = keras.callbacks.ReduceLROnPlateau(patience=9)
+    trained(tmp_path, [*stops(8), plateau], epochs=3)  # no epoch is better than the first
+    kept = keras.callbacks.ModelCheckpoint(str(tmp_path / "a.weights.h5"), save_weights_only=True)
+    plateau, both = keras.callbacks.ReduceLROnPlateau(patience=9), stops(8, 9)
+    trained(tmp_path, [kept, plateau, *both], epochs=4)
+    assert [one.wait for one in (plateau, *both)] == [3, 3, 0]
+    plateau = keras.callbacks.ReduceLROnPlateau(patience=9)
+    trained(tmp_path, [plateau], epochs=5)
+    assert plateau.wait == 4
+
+
+@pytest.mark.slow
 def test_early_stopping_counts_on_over_a_restart_and_anew_after_it_stopped(tmp_path):
     def stop():
         return keras.callbacks.EarlyStopping(patience=3)

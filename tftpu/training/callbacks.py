@@ -134,8 +134,13 @@ class Callbacks:
     def restore(self, progress: RunProgress) -> None:
         """Sets the history and the callbacks' values to those in the progress of a run."""
         self.history.history, self.history.epoch = progress.history, progress.epochs
+        # By class and monitored value, as a resumed run may have more callbacks, or fewer.
+        saved: dict[str, list[dict[str, float]]] = {}
+        for key, values in progress.callbacks.items():
+            saved.setdefault(key.partition(" ")[2], []).append(values)
         for key, callback in self._list_named():
-            values = self._first[key] | progress.callbacks.get(key, {})
+            alike = saved.get(key.partition(" ")[2])
+            values = self._first[key] | (alike.pop(0) if alike else {})
             for name, value in values.items():
                 setattr(callback, name, value)
 
