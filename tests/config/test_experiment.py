@@ -227,6 +227,14 @@ def test_optimizers_go_by_keras_names(optimizer):
         experiment(optimizer=f"{optimizer}x").validate()
 
 
+@pytest.mark.parametrize("field", ["decay_power", "decay_rate"])
+def test_a_decay_to_a_negative_or_infinite_rate_is_refused(field):
+    """The power -1 ends at an infinite rate, and the rate -1 climbs the gradient."""
+    experiment(optimizer=tftpu.OptimizerConfig(**{field: 0.0})).validate()
+    with pytest.raises(UserError, match=rf"optimizer\.{field} is -1\.0: it must be 0\.0 or more"):
+        experiment(optimizer=tftpu.OptimizerConfig(**{field: -1.0})).validate()
+
+
 @pytest.mark.parametrize("optimizer", ["Nadam", tftpu.OptimizerConfig("nadam")])
 def test_a_keras_optimizer_that_cannot_be_split_says_why(optimizer):
     with pytest.raises(UserError, match=r"'nadam'\. Its step also updates a value that all"):

@@ -88,6 +88,8 @@ class OptimizerConfig:
         at_least("optimizer.warmup_steps", self.warmup_steps, 0)
         at_least("optimizer.weight_decay", self.weight_decay, 0.0)
         at_least("optimizer.base_batch_size", self.base_batch_size, 1)
+        at_least("optimizer.decay_power", self.decay_power, 0.0)
+        at_least("optimizer.decay_rate", self.decay_rate, 0.0)
         fraction("optimizer.end_factor", self.end_factor)
         fraction("optimizer.momentum", self.momentum)
         fraction("optimizer.beta_2", self.beta_2)
