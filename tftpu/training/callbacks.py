@@ -171,8 +171,8 @@ class Callbacks:
 
         Args:
             number: the index of the epoch.
-            resumes: whether the run resumes within the epoch. What callbacks made of the learning
-                rate when it began is then in the checkpoint, so the rate stays as it is.
+            resumes: whether the run resumes after the epoch began. What callbacks made of the
+                learning rate is then in the checkpoint, so the rate stays as it is.
         """
         before = self._read_learning_rate() if resumes else None
         self._list.on_epoch_begin(number)

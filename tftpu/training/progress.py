@@ -31,6 +31,7 @@ class RunProgress:
         rollbacks: number of rollbacks.
         window: sums since the last line of metrics; None: there are none.
         epoch: sums since the epoch began; None: there are none.
+        begun: whether the callbacks know that the present epoch began.
         best: the best value so far and its metric; None: nothing was evaluated.
         history: logs of the epochs by name, as `keras.callbacks.History` has them.
         epochs: indices of the epochs in `history`.
@@ -45,6 +46,7 @@ class RunProgress:
     rollbacks: int = 0
     window: Any = None
     epoch: Any = None
+    begun: bool = False
     best: Best | None = None
     history: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     epochs: list[int] = dataclasses.field(default_factory=list)
@@ -78,7 +80,7 @@ class RunProgress:
             step: the step, earlier or later.
             epochs: the number of epochs before the step; the history of later ones is dropped.
         """
-        self.step, self.window, self.epoch = step, None, None
+        self.step, self.window, self.epoch, self.begun = step, None, None, False
         for listed in (self.epochs, *self.history.values()):
             del listed[epochs:]
 
@@ -132,6 +134,7 @@ class RunProgress:
             "totals": names,
             "window": [] if self.window is None else self.window.tolist(),
             "epoch": [] if self.epoch is None else self.epoch.tolist(),
+            "begun": self.begun,
             "best": self.best and self.best._asdict(),
             "history": self.history,
             "epochs": self.epochs,
@@ -153,6 +156,7 @@ class RunProgress:
         window, epoch = (
             parse_sums(state[key]) if state[key] else None for key in ("window", "epoch")
         )
+        begun = state.get("begun", epoch is not None)
         if state["totals"] != names:
             logger.warning(
                 "The run was saved with other losses or metrics, so the means of this epoch "
@@ -166,6 +170,7 @@ class RunProgress:
             rollbacks=state["rollbacks"],
             window=window,
             epoch=epoch,
+            begun=begun,
             best=Best(**state["best"]) if state["best"] else None,
             history=state["history"],
             epochs=state["epochs"],

@@ -94,7 +94,6 @@ class Session:
         self._profiler = profiler
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
-        self._epoch_begun = False  # whether the callbacks know that the present epoch began
         # The step of the last save of a best checkpoint, and the best one before.
         self._marked: tuple[int | None, Best | None] = (None, None)
         self._save_due = False  # whether a save was due after the last device loop
@@ -152,7 +151,6 @@ class Session:
                 if self._is_any_asking(notice) and not self.over:
                     self._leave(notice)  # no step was trained, so there is nothing to save
                 while not self.over:
-                    self._begin_epoch()
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
                     sums, steps = self._advance(batches, notice)
@@ -334,24 +332,20 @@ class Session:
             logs.update({f"val_{name}": value for name, value in results.items()})
         self.progress.epoch = None
         self._callbacks.end_epoch(number, logs)
+        self.progress.begun = False
         self.progress.callbacks = self._callbacks.get_state()
         if self.over:
             self._finish_training()
         if results:
             self._mark_best(results)
-        self._epoch_begun = False
+        if not self.over:
+            self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Tells the callbacks that an epoch begins, unless they know.
-
-        A checkpoint at the end of an epoch is saved before, so that what callbacks change at the
-        beginning of the next epoch is not changed again by a resumed run.
-        """
-        if self._epoch_begun:
-            return
-        self._epoch_begun = True
+        """Tells the callbacks that an epoch begins, or that the run resumes within it."""
         number = self._timetable.locate(self._step - self._evaluation_due).number
-        self._callbacks.begin_epoch(number, resumes=self.progress.epoch is not None)
+        self._callbacks.begin_epoch(number, self.progress.begun)
+        self.progress.begun = True
 
     def _finish_training(self) -> None:
         """Finishes training in the executor and the callbacks; may be called more than once."""
@@ -443,7 +437,7 @@ class Session:
         self.progress = self._restore_newest() or self.progress
         self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
         self._callbacks.restore(self.progress)
-        self._epoch_begun = False
+        self._begin_epoch()
         self._reporter.roll_back(self._step)
         logger.warning("%s. Returning to step %s and skipping those batches.", where, self._step)
 
