@@ -184,7 +184,8 @@ class Callbacks:
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is None:
             return None
-        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        rate: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
+        return float(rate)
 
     def end_epoch(self, number: int, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended.

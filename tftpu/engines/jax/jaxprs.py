@@ -45,7 +45,7 @@ def _count_jaxpr(jaxpr: Jaxpr, given: Sequence[Origin]) -> tuple[int, list[Origi
         bodies = list(_iterate_bodies(equation))
         if name == "dot_general":
             _, (batched, _) = equation.params["dimension_numbers"]
-            total += count_passes(*inputs, bool(batched)) * _count_product(equation)
+            total += count_passes(*inputs, batched=bool(batched)) * _count_product(equation)
         elif name == "conv_general_dilated":
             total += count_passes(*inputs) * _count_convolution(equation)
         # Random numbers count as data, whatever their seed depends on.

@@ -51,7 +51,7 @@ def _count_graph(graph: Any, given: Sequence[Origin]) -> tuple[int, list[Origin]
             continue  # an input: its origin is given
         else:
             if len(inputs) > 1:
-                total += count_passes(*inputs[-2:], _is_batched(op)) * _count_flops(op)
+                total += count_passes(*inputs[-2:], batched=_is_batched(op)) * _count_flops(op)
             # Random numbers count as data, whatever their seed depends on.
             origin = Origin.DATA if "Random" in op.type else merge_origins(inputs)
             outputs = [origin] * len(op.outputs)
