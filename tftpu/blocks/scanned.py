@@ -61,13 +61,21 @@ def run(
     from tftpu.kernels.jax_checkpoint import scan
 
     first = blocks[0]
+    changed: list[int] = []  # the variables that a run changes, such as the states of dropout
 
-    def body(x: Tensor, values: list[Tensor]) -> tuple[Tensor, None]:
-        with keras.StatelessScope(state_mapping=list(zip(first.variables, values))):
-            return first([x, *given], training=training), None
+    def body(x: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        with keras.StatelessScope(state_mapping=list(zip(first.variables, values))) as scope:
+            x = first([x, *given], training=training)
+            after = [scope.get_current_value(v) for v in first.variables]
+        changed[:] = [i for i, (old, new) in enumerate(zip(values, after)) if new is not old]
+        return x, [after[i] for i in changed]
 
     columns = [read_values(block) for block in blocks]
-    return scan(body, x, [list(same) for same in zip(*columns)], remat)[0]
+    x, stacked = scan(body, x, [list(same) for same in zip(*columns)], remat)
+    for place, values in zip(changed, stacked):
+        for block, value in zip(blocks, values):
+            block.variables[place].assign(value)
+    return x
 
 
 def read_values(block: keras.Layer) -> list[Tensor]:
