@@ -201,6 +201,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     assert sum(counts(top_p=0.75)) == 1000
     assert counts(top_k=9, tokens=4) == counts(tokens=4)
     assert counts(top_p=0.39) == [0, 1000, 0, 0]  # at 0.4 the processor's rounding decides
+    assert counts(top_p=1e-50) == counts(top_p=1e-40, top_k=3) == [0, 1000, 0, 0]
     assert counts(temperature=0) == [0, 1000, 0, 0]
     assert counts(tokens=1) == [1000, 0, 0, 0]
     squares = np.array(chances) ** 2

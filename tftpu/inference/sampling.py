@@ -118,10 +118,12 @@ def _draw_from_best(logits: Tensor, uniform: Tensor, rules: Nest, count: int) ->
 def gather_rules(samplings: Sequence[Sampling]) -> dict[str, np.ndarray]:
     """Returns rules as arrays by name, (batch,) each; a `top_k` of 0 becomes the largest int32."""
     endless = np.iinfo(np.int32).max
+    # Devices round smaller numbers to 0, for which no token would be left.
+    least = np.finfo(np.float32).tiny
     return {
         "temperature": np.array([s.temperature for s in samplings], np.float32),
         "top_k": np.array([min(s.top_k or endless, endless) for s in samplings], np.int32),
-        "top_p": np.array([s.top_p for s in samplings], np.float32),
+        "top_p": np.array([max(s.top_p, least) for s in samplings], np.float32),
     }
 
 
