@@ -100,6 +100,8 @@ def test_a_row_ends_at_its_stop_and_all_of_them_end_the_work():
     stop = whole[0][4]
     expected = [row[: row.index(stop)] if stop in row else row for row in whole]
     assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=stop) == expected
+    number: Any = np.int64(stop)
+    assert generate(model, PROMPTS, length=LENGTH, sampling=LIKELIEST, stop=number) == expected
     parts = list(Writer(model, stop).write(build_rows(PROMPTS[:1], 100, LIKELIEST)))
     assert len(parts) == 2 and parts[0] + parts[1] == [whole[0][:1], whole[0][1:4]]
 
@@ -160,6 +162,8 @@ def test_prompts_that_cannot_be_continued_are_refused():
     model = model_of("gpt")
     with pytest.raises(UserError, match=r"A prompt is empty"):
         generate(model, [[1], []], length=1)
+    with pytest.raises(UserError, match=r"There is no prompt"):
+        generate(model, [], length=1)
     with pytest.raises(UserError, match=r"tokens \[97\], .* from 0 to 96"):
         generate(model, [[97]], length=1)
     for rows in ["abc"], [[1.5]], [1, 2], [[[1]]]:

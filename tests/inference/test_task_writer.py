@@ -94,3 +94,9 @@ def test_values_that_are_not_finite_end_their_text_alone():
 def test_more_positions_than_the_model_has_are_refused():
     with pytest.raises(UserError, match="at most 64"):
         open_writer(build_byte_gpt2(), None, 65)
+
+
+def test_a_context_without_room_for_a_token_is_refused():
+    for context in 1, -3:
+        with pytest.raises(UserError, match=f"A context of {context} is too small"):
+            open_writer(build_byte_gpt2(), None, context)

@@ -202,9 +202,14 @@ def build_decoding(model: Any, context: int | None = None) -> Decoding:
         UserError: the model does not predict tokens, or the context is too short or too long.
     """
     found = Cached(model, context) if hasattr(model, "logits_of") else Recomputed(model, context)
-    if found.context < 2:
-        raise UserError(f"A context of {found.context} is too small for a prompt and a token.")
+    check_context(found.context)
     return found
+
+
+def check_context(context: int) -> None:
+    """Raises `UserError` for a context without room for a prompt and a token."""
+    if context < 2:
+        raise UserError(f"A context of {context} is too small for a prompt and a token.")
 
 
 def _explain_no_writer(model: Any, reason: str) -> UserError:

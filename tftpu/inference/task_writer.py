@@ -21,7 +21,7 @@ import numpy as np
 from tftpu.engines.functions import Compile
 from tftpu.errors import UserError
 from tftpu.inference.batch import Batch, Part, Writing
-from tftpu.inference.decoding import ROOM
+from tftpu.inference.decoding import ROOM, check_context
 from tftpu.inference.loop import EVERY, Choose, is_one_of, move_end
 from tftpu.inference.programs import Size, SizedPrograms, round_up_length
 from tftpu.inference.rows import Row
@@ -41,7 +41,8 @@ class TaskDecoding:
             it has none.
 
     Raises:
-        UserError: the task does not continue texts, or has fewer positions than `context`.
+        UserError: the task does not continue texts, or has fewer positions than `context`, or
+            `context` is less than 2.
     """
 
     def __init__(self, task: Any, context: int | None):
@@ -59,6 +60,7 @@ class TaskDecoding:
             )
         self._task = task
         self.context = context or most or _CONTEXT
+        check_context(self.context)
         self.vocabulary = task.output_shape[-1]
 
     def run(self, tokens: Tensor, lengths: Tensor, use: Callable[[Any, Nest], Nest]) -> Nest:

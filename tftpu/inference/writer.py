@@ -1,6 +1,7 @@
 """Continues prompts with a language model."""
 
 import functools
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,9 @@ class Writer:
         context: int | None = None,
         compiled: Compile | None = None,
     ):
-        stops = () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
+        given: Any = stop
+        alone = isinstance(given, numbers.Integral)  # NumPy's integers, too
+        stops = () if given is None else (given,) if alone else tuple(given)
         used = compiled or functools.partial(functions.compile_function, model)
         self.programs = self._build_programs(model, context, used, stops)
 
@@ -70,7 +73,7 @@ class Writer:
             UserError: a prompt, a length or a seed is invalid.
             NotFiniteError: logits of some rows are not finite; raised after the other rows ended.
         """
-        self.check([row.prompt for row in rows], max((row.length for row in rows), default=0))
+        self.check([row.prompt for row in rows], max((row.length for row in rows), default=1))
         if min(row.seed for row in rows) < 0:
             raise UserError(f"seed={min(row.seed for row in rows)}: give 0 or more.")
         batch = self.open_batch(find_tokens(rows))
@@ -93,12 +96,14 @@ class Writer:
         Raises:
             UserError: the prompts cannot be continued.
         """
-        if not isinstance(length, int) or length < 1:
+        if not isinstance(length, numbers.Integral) or length < 1:
             raise UserError(f"length={length}: give the number of tokens to write, 1 or more.")
         arrays = [np.asarray(prompt) for prompt in prompts]
         if any(a.ndim != 1 or (a.size and a.dtype.kind not in "iu") for a in arrays):
             raise UserError("Give prompts as a list of rows of token ids, such as [[1, 2], [3]].")
-        if not arrays or not all(array.size for array in arrays):
+        if not arrays:
+            raise UserError("There is no prompt: give at least one row of token ids, as [[1, 2]].")
+        if not all(array.size for array in arrays):
             raise UserError("A prompt is empty: give at least one token, such as a word.")
         rows = [array.tolist() for array in arrays]
         vocabulary = self.programs.decoding.vocabulary
