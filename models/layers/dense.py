@@ -10,6 +10,8 @@ from keras import quantizers
 from tftpu import layer_internals as internals
 from tftpu.tensors import Tensor, ops
 
+_ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
+
 
 @keras.saving.register_keras_serializable("tftpu")
 class Dense(keras.layers.Dense):
@@ -59,6 +61,25 @@ class Dense(keras.layers.Dense):
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
         # Keras's check rejects subclasses, because it does not know their `call`.
         super().quantize(mode, type_check=type_check and type(self) is not Dense, config=config)
+
+    def save_own_variables(self, store: Any) -> None:
+        if not self.lora_enabled or self.quantization_mode is None:
+            super().save_own_variables(store)
+            return
+        # Keras would round the adapters into the integers, which changes what the layer computes.
+        self.lora_enabled = False
+        try:
+            super().save_own_variables(store)
+        finally:
+            self.lora_enabled = True
+        for name in _ADAPTERS:
+            store[name] = getattr(self, name)
+
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(store)  # sets adapters to zero, for files that hold their sum
+        for name in _ADAPTERS if self.lora_enabled else ():
+            if name in store.keys():  # noqa: SIM118 (Keras's stores are no mappings)
+                getattr(self, name).assign(store[name])
 
 
 class DenseContainer(keras.layers.Layer):

@@ -56,6 +56,24 @@ def test_merged_weights_give_the_outputs_of_the_adapted_model(family, base):
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+@pytest.mark.parametrize("base", ["int8", "int4"])
+def test_adapters_above_integers_are_saved_beside_them(base, ending, tmp_path):
+    model, path = adapted("gpt", base=base), str(tmp_path / f"model{ending}")
+    stir(model)
+    found = output(model, "gpt")
+    if ending == ".keras":
+        model.save(path)
+        loaded = models.load_model(path)
+    else:
+        model.save_weights(path)
+        loaded = adapted("gpt", base=base)
+        loaded.load_weights(path)
+    assert relative(output(loaded, "gpt"), found) < 1e-6
+    assert relative(output(model, "gpt"), found) == 0  # saving changes nothing
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize("targets", ["*_conv", "stage1_block1_reduce_conv,stage2*expand_conv"])
 def test_convolutions_are_adapted_where_they_are_named(targets):
     model = adapted("resnet", targets=targets)
