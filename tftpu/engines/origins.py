@@ -26,7 +26,7 @@ def stopped(origin: Origin) -> Origin:
     return held | Origin.FIXED if Origin.TRAINED in origin else held
 
 
-def count_passes(left: Origin, right: Origin, batched: bool = False) -> int:
+def count_passes(left: Origin, right: Origin, *, batched: bool = False) -> int:
     """Returns how often a step computes a product of this size for one forward product.
 
     The gradient of one operand is a product with the other operand. It is needed if the operand

@@ -40,9 +40,8 @@ class Writer:
         context: int | None = None,
         compiled: Compile | None = None,
     ):
-        given: Any = stop
-        alone = isinstance(given, numbers.Integral)  # NumPy's integers, too
-        stops = () if given is None else (given,) if alone else tuple(given)
+        given: Any = () if stop is None else stop
+        stops: Any = (given,) if isinstance(given, numbers.Integral) else tuple(given)
         used = compiled or functools.partial(functions.compile_function, model)
         self.programs = self._build_programs(model, context, used, stops)
 

@@ -5,8 +5,9 @@
 For each named model a line of JSON: how far outputs and gradients are from those of the same model
 without a loop, relative to the largest number, and the length of its program relative to the other.
 Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
-one with the whole weights among them, of a model that is cut over four devices; and one with the
-calls of attention's kernel by `remat`, in a step that is traced for a TPU.
+one with the whole weights among them, of a model that is cut over four devices; one with the calls
+of attention's kernel by `remat`, in a step that is traced for a TPU; and one with the outputs of two
+calls in training of a model with dropout, by `scan`.
 """
 
 import json
@@ -145,6 +146,13 @@ def _maker(var: Any, makers: dict[Any, Any]) -> Any:
     return found
 
 
+def draw_dropout(scan: str) -> list[Any]:
+    """Returns the outputs of two calls in training, outside of any engine."""
+    keras.utils.set_random_seed(0)
+    model = models.build("gpt2_small", scan=scan, **TOKENS, dropout=0.5)
+    return [np.asarray(model(features("gpt"), training=True)).tolist() for _ in range(2)]
+
+
 def main() -> None:
     """Prints the comparisons."""
     # Before anything else uses JAX: it splits the CPU.
@@ -164,6 +172,7 @@ def main() -> None:
     print(json.dumps({" ".join(mode): kept(*mode) for mode in modes}))
     print(json.dumps(whole))
     print(json.dumps({remat: count_kernels(remat) for remat in ("none", "attention", "block")}))
+    print(json.dumps({scan: draw_dropout(scan) for scan in ("none", "block")}))
 
 
 if __name__ == "__main__":
