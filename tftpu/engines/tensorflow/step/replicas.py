@@ -39,8 +39,9 @@ def _gather_wide(x: Tensor, shards: int) -> Tensor:
     # collective.
     @tf.custom_gradient
     def gather_rows(value: Any) -> Any:
-        own = tf.one_hot(replica, shards, dtype=value.dtype)
-        placed = tf.reshape(own, (shards, *[1] * value.shape.rank)) * value[None]
+        own = tf.reshape(tf.range(shards) == replica, (shards, *[1] * value.shape.rank))
+        # Not a product: 0 times NaN or infinity is NaN, which would reach the other replicas' rows.
+        placed = tf.where(own, value[None], tf.zeros((), value.dtype))
         summed: Any = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
 
         def backward(d_gathered):
