@@ -203,7 +203,8 @@ class CompiledLosses:
             given = keras_internals.flatten_outputs(self._model, sample_weight)
             weights = [*given] if len(given) == len(y) else given[:1] * len(y)
         for metric, output, weighted in self._metrics:
-            if _returns_one_number(metric, y[output], y_pred[output]):
+            values = keras_internals.compute_metric_values(metric, y[output], y_pred[output])
+            if values is not None and len(values.shape) == 0:
                 if weighted and weights[output] is not None:
                     raise OwnStepsNeeded(
                         f"The metric {metric.name!r} returns one number for the whole batch, so "
@@ -216,18 +217,39 @@ class CompiledLosses:
             factors.append(valid if self._weighable else None)
             given = [factor for factor in factors if factor is not None]
             update = metric.update_state
-            if (values := _find_values(metric, chunked)) is not None:
-                update = functools.partial(keras_internals.update_mean, metric, values)
+            known = _find_values(metric, chunked)
+            # Keras's mean applies the mask of values, which is that of ignored labels, only if
+            # there are weights or another mask. The copy has no mask, as padding is no weight.
+            masks = [layer_internals.read_mask(part) for part in (y_pred[output], values)]
+            is_plain = type(metric).update_state is keras.metrics.MeanMetricWrapper.update_state
+            if is_plain and known is None and factors[0] is None and masks[0] is None:
+                known = ops.copy(values) if masks[1] is not None else None
+            if known is not None:
+                update = functools.partial(keras_internals.update_mean, metric, known)
             if not given:
                 update(y[output], y_pred[output])
                 continue
-            mask = layer_internals.read_mask(y_pred[output])
-            # Keras multiplies an output's mask only with weights that have the same number of axes.
-            shape = max(
-                [f.shape for f in given] + [mask.shape if mask is not None else ()], key=len
-            )
-            update(y[output], y_pred[output], sample_weight=compute_product(shape, *given))
+            # Keras multiplies a mask only with weights that have the same number of axes.
+            shapes = [part.shape for part in (*given, *masks) if part is not None]
+            shapes.append(_find_weight_shape(metric, y[output], y_pred[output]))
+            product = compute_product(max(shapes, key=len), *given)
+            if factors[0] is None:  # only 1 and 0, which Keras need not round for an integer state
+                product = ops.cast(product, metric.dtype)
+            update(y[output], y_pred[output], sample_weight=product)
         return divides
+
+
+def _find_weight_shape(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> tuple[int, ...]:
+    """Returns the shape that weights need for Keras to apply them; () if (batch,) is enough."""
+    kinds = keras.metrics
+    if isinstance(metric, kinds.IoU):  # flattens labels and weights
+        place = len(y.shape) if metric.sparse_y_true else metric.axis % len(y.shape)
+        return (*y.shape[:place], *y.shape[place + 1 :])
+    if isinstance(metric, kinds.Mean | kinds.FBetaScore | kinds.R2Score):
+        return ()
+    # Counts of a confusion matrix, such as Precision and AUC: Keras adds the last axis itself.
+    is_keras = type(metric).update_state.__module__.startswith("keras.")
+    return tuple(y_pred.shape[:-1]) if is_keras else ()
 
 
 def _find_values(metric: keras.Metric, chunked: chunks.Chunked | None) -> Tensor | None:
@@ -418,11 +440,6 @@ def _read_factor(term: keras_internals.CompiledTerm) -> Tensor | None:
     if not isinstance(term.weight, keras.Variable):
         return None
     return ops.cast(term.weight.value, "float32")
-
-
-def _returns_one_number(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> bool:
-    values = keras_internals.compute_metric_values(metric, y, y_pred)
-    return values is not None and len(values.shape) == 0
 
 
 def _update_whole(metric: keras.Metric, y: Tensor, y_pred: Tensor) -> None:
