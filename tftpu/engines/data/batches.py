@@ -357,7 +357,9 @@ def weigh(batch: tuple[Any, ...], class_weight: dict[int, float]) -> tuple[Any, 
     for label, weight in class_weight.items():
         table[int(label)] = weight  # labels that come from a CSV file are often floats
     one_hot = y.shape.rank == 2 and y.shape[1] != 1
-    labels = tf.argmax(y, 1) if one_hot else tf.cast(tf.reshape(y, (-1,)), tf.int32)
+    # Keras rounds labels as well, such as smoothed ones of 0.05 and 0.95.
+    rounded = tf.round(tf.cast(tf.reshape(y, (-1,)), tf.float64))
+    labels = tf.argmax(y, 1) if one_hot else tf.cast(rounded, tf.int64)
     # Labels without a class weight weigh 1, as in Keras.
     known = (labels >= 0) & (labels < len(table))
     found = tf.gather(tf.constant(table), tf.where(known, labels, tf.zeros_like(labels)))
