@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.data.py_batches import Batches
 from tests.support.models.training import examples
+from tftpu.engines.data.batches import data_errors
 from tftpu.engines.data.py_dataset import PyBatches
 from tftpu.errors import UserError
 
@@ -55,3 +56,30 @@ def test_processes_and_empty_ones_fail():
         PyBatches(Batches(40, 12, use_multiprocessing=True))
     with pytest.raises(UserError, match="has no batches"):
         PyBatches(Batches(0, 12))
+
+
+class Changing(Batches):
+    """Batches whose labels are integers in the first batch only."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, y if index == 0 else y + 0.5
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_dtype_whose_numbers_would_be_rounded_fails(workers):
+    batches = PyBatches(Changing(40, 12, workers=workers))
+    match = r"^Changing returns an array of float64 in batch 1, but of int\d+ in its first batch"
+    with pytest.raises(UserError, match=match), data_errors():
+        list(batches.iterate_once())
+
+
+class Unlabelled(Batches):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, None, np.ones(len(y), np.float32)
+
+
+def test_weights_without_labels_fail_instead_of_becoming_labels():
+    with pytest.raises(UserError, match=r"None before another part.*A sample_weight needs y"):
+        PyBatches(Unlabelled(40, 12)).epoch()

@@ -383,6 +383,12 @@ def data_errors() -> Iterator[None]:
             if found := re.search(pattern, str(error)):
                 raise UserError(sentence.format(*found.groups())) from error
         raise
+    except tf.errors.UnknownError as error:
+        # tf.data reports an error of a Python generator, such as one of `PyBatches`, as text.
+        found = re.search(r"\bUserError: (.*?)\nTraceback", str(error), re.DOTALL)
+        if found is None:
+            raise
+        raise UserError(found[1]) from error
 
 
 def check_dataset(dataset: Any) -> tf.data.Dataset:

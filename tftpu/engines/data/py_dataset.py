@@ -139,22 +139,42 @@ class PyBatches:
     def _read(self, indices: Iterable[int]) -> Iterator[Nest]:
         """Yields batches in the order of their indices, read by the data set's `workers`."""
         if self.dataset.workers <= 1:
-            yield from map(self._batch, indices)
+            yield from map(self._batch_like_first, indices)
             return
         with concurrent.futures.ThreadPoolExecutor(self.dataset.workers) as pool:
             waiting: collections.deque = collections.deque()
             for index in indices:
-                waiting.append(pool.submit(self._batch, index))
+                waiting.append(pool.submit(self._batch_like_first, index))
                 if len(waiting) > self.dataset.max_queue_size:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
+    def _batch_like_first(self, index: int) -> Nest:
+        """Returns a batch; raises `UserError` if tf.data would round or wrap its numbers."""
+        batch = self._batch(index)
+        for array, first in zip(keras.tree.flatten(batch), keras.tree.flatten(self._first)):
+            if array.dtype != first.dtype and not np.can_cast(
+                array.dtype, first.dtype, "same_kind"
+            ):
+                raise UserError(
+                    f"{type(self.dataset).__name__} returns an array of {array.dtype} in batch "
+                    f"{index}, but of {first.dtype} in its first batch, to which the numbers would "
+                    "be converted: return the same dtype in every batch."
+                )
+        return batch
+
     def _batch(self, index: int) -> Nest:
         """Returns a batch as `x`, `(x, y)` or `(x, y, sample_weight)` of arrays."""
         batch = self.dataset[index]
         batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-        batch = tuple(part for part in batch if part is not None)
+        while batch and batch[-1] is None:
+            batch = batch[:-1]
+        if any(part is None for part in batch):
+            raise UserError(
+                f"{type(self.dataset).__name__} returns a batch with None before another part: "
+                "return (x,), (x, y) or (x, y, sample_weight). A sample_weight needs y."
+            )
         if len(batch) > 3:
             raise UserError(
                 f"{type(self.dataset).__name__} returns batches of {len(batch)} parts: return (x, "
