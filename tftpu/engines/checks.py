@@ -243,6 +243,18 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
     return bool(normalised)
 
 
+def refuse_synchronized(model: keras.Model) -> None:
+    """Raises `UserError` for layers that exchange statistics, which a loop of microbatches cannot."""
+    for layer in keras_internals.list_layers(model):
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        if is_norm and layer.synchronized and layer.trainable:
+            raise UserError(
+                f"The layer {layer.name!r} is synchronized: its devices exchange statistics, which "
+                "does not work with gradient_accumulation_steps above 1 on several devices. Leave "
+                "out synchronized=True, or use one microbatch."
+            )
+
+
 def refuse_states(names: Sequence[str], once: Sequence[Tensor], twice: Sequence[Tensor]) -> None:
     """Raises `OwnStepsNeeded` for a metric whose states are not sums over examples.
 

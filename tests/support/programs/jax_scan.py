@@ -6,8 +6,8 @@ For each named model a line of JSON: how far outputs and gradients are from thos
 without a loop, relative to the largest number, and the length of its program relative to the other.
 Then a line with the numbers that a model keeps for its backward pass, by `scan` and `remat`, and
 one with the whole weights among them, of a model that is cut over four devices; one with the calls
-of attention's kernel by `remat`, in a step that is traced for a TPU; and one with the outputs of two
-calls in training of a model with dropout, by `scan`.
+of attention's kernel by `remat`, in a step that is traced for a TPU; and one with the outputs of
+two calls in training of a model with dropout, by `scan`.
 """
 
 import json

@@ -9,6 +9,7 @@ from tests.support.models.strategies import dataset, relative
 from tests.support.models.training import make_trainer
 from tests.support.steps import stepping
 from tftpu import models
+from tftpu.errors import UserError
 from tftpu.models.layers.normalization import GhostBatchNormalization
 from tftpu.models.sizes import ResNet
 
@@ -107,6 +108,17 @@ def test_a_ghost_batch_is_normalised_as_numpy_does_it():
     np.testing.assert_allclose(
         layer.moving_variance.numpy(), 0.9 + 0.1 * variance.mean(0), rtol=1e-5
     )
+
+
+def test_devices_cannot_exchange_statistics_of_microbatches():
+    engine = tftpu.connect(virtual_devices=2)
+    with engine.scope():
+        norm = keras.layers.BatchNormalization(synchronized=True, name="norm")
+        model = keras.Sequential([keras.Input((6,)), norm, keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    trainer = make_trainer(model, gradient_accumulation_steps=2)
+    with pytest.raises(UserError, match=r"'norm' is synchronized: .*use one microbatch"):
+        trainer.fit(np.ones((8, 6)), np.ones((8, 3)), batch_size=8, verbose=0)
 
 
 @pytest.mark.medium

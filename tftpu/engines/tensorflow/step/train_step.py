@@ -67,6 +67,8 @@ class TrainStep:
         check_blocks(state.model, state.options.remat, state.options.scan)
         self.state = state
         division = Division(state.replicas, state.options.gradient_accumulation_steps, EXCHANGE)
+        if division.shards > 1 and division.microbatches > 1:
+            checks.refuse_synchronized(state.model)
         size = count_examples(batch_spec) // division.microbatches
         self._division, self._examples = division, examples
         if examples is not None:
