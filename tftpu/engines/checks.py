@@ -244,7 +244,7 @@ def warn_of_batch_statistics(model: keras.Model) -> bool:
 
 
 def refuse_synchronized(model: keras.Model) -> None:
-    """Raises `UserError` for layers that exchange statistics, which a loop of microbatches cannot."""
+    """Raises `UserError` for layers that exchange statistics, as microbatches cannot."""
     for layer in keras_internals.list_layers(model):
         is_norm = isinstance(layer, keras.layers.BatchNormalization)
         if is_norm and layer.synchronized and layer.trainable:
