@@ -9,6 +9,8 @@ import tensorflow as tf
 import tftpu
 from tests.support.models.training import make_trainer
 from tftpu.engines.tensorflow import internals
+from tftpu.engines.tensorflow.cluster import split_cpu
+from tftpu.engines.tensorflow.own_steps import TensorFlowOwnSteps
 from tftpu.errors import UserError
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -158,6 +160,16 @@ def test_a_variable_of_one_device_is_refused_by_name():
     with pytest.raises(UserError, match="changes 'counter"):
         make_trainer(model).fit(X, Y, batch_size=16, verbose=0)
     assert float(counter.numpy()) == 0.0
+
+
+def test_the_collectives_of_several_gpus_change_no_variable():
+    split_cpu(2)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])  # not the sums of virtual CPUs
+    with strategy.scope():
+        model = build(metrics=[Total()])
+    batch = keras.KerasTensor((4, 6)), keras.KerasTensor((4, 1)), None
+    with strategy.scope():
+        TensorFlowOwnSteps(strategy, model, batch)
 
 
 @pytest.mark.parametrize(
