@@ -153,10 +153,12 @@ class OwnStepsExecutor:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the optimizer at this step; NaN if there is no optimizer."""
+        """The learning rate of the (first) optimizer at this step; NaN if there is none."""
         if self._optimizer is None:
             return float("nan")
-        return float(ops.convert_to_numpy(self._optimizer.learning_rate))
+        # Keras's MultiOptimizer has no rate of its own.
+        optimizer = getattr(self._optimizer, "optimizers", [self._optimizer])[0]
+        return float(ops.convert_to_numpy(optimizer.learning_rate))
 
     @property
     def _optimizer(self) -> Any:

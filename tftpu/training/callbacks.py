@@ -180,12 +180,10 @@ class Callbacks:
             self._model.optimizer.learning_rate = before
 
     def _read_learning_rate(self) -> float | None:
-        """Returns the learning rate of the model's optimizer; None without an optimizer."""
+        """Returns the learning rate of the model's optimizer; None without one rate."""
         optimizer = getattr(self._model, "optimizer", None)
-        if optimizer is None:
-            return None
-        rate: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
-        return float(rate)
+        rate = getattr(optimizer, "learning_rate", None)  # a MultiOptimizer has several
+        return None if rate is None else float(keras.ops.convert_to_numpy(rate))
 
     def end_epoch(self, number: int, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended.

@@ -72,6 +72,11 @@ def build_embedding():
     return model
 
 
+def build_several():
+    ours = keras.optimizers.SGD(0.01), keras.optimizers.Adam(0.02)
+    return build(optimizer=keras.optimizers.MultiOptimizer(lambda v: ours["bias" in v.path]))
+
+
 IDS = np.random.default_rng(1).integers(0, 9, (2, 40, 3))
 KINDS = {
     "eager": (lambda: build(run_eagerly=True), X),
@@ -80,6 +85,7 @@ KINDS = {
         lambda: build(optimizer=keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.5)),
         X,
     ),
+    "several optimizers": (build_several, X),
     "compute_loss": (lambda: build(Measuring, loss=None), X),
     "nothing to train": (build_frozen, X),
     "slices": (build_embedding, [*IDS]),
@@ -126,6 +132,19 @@ def test_a_resumed_run_is_the_undisturbed_one(tmp_path):
     (parts, weights), (whole, expected) = train(tmp_path / "parts", 3), train(tmp_path / "whole", 3)
     assert parts == whole
     for a, e in zip(weights, expected):
+        np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.medium
+def test_a_run_with_several_optimizers_resumes_within_an_epoch(tmp_path):
+    def train(workdir, steps):
+        model = build_several()
+        make_trainer(model, workdir).fit(X, Y, batch_size=16, steps=steps, verbose=0)
+        return model.get_weights()
+
+    train(tmp_path / "parts", 4)
+    both = train(tmp_path / "parts", 7), train(tmp_path / "whole", 7)
+    for a, e in zip(*both):
         np.testing.assert_array_equal(a, e)
 
 
