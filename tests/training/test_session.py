@@ -150,3 +150,50 @@ def test_the_time_left_leaves_out_the_first_evaluation(capsys):
     found = dict(re.findall(r"train +step +(\d+)/110 .* ETA 0:(\d+)", capsys.readouterr().out))
     assert not {"10", "15", "20"} & set(found)  # a short run waits for a second evaluation
     assert int(found["25"]) < 10  # the pause alone, at each of nine evaluations: 18 seconds
+
+
+@pytest.mark.medium
+def test_a_run_by_epochs_continues_only_with_epochs_of_its_length(tmp_path):
+    """Its epochs would be counted wrong: 10 steps are one epoch of 80 examples, or two."""
+    x, y = examples(80)
+
+    def fit(workdir=tmp_path, given=None, **arguments):
+        trainer = make_trainer(compiled(), workdir)
+        return trainer.fit(*(given or (x, y)), verbose=0, **arguments).epoch
+
+    assert fit(epochs=2, batch_size=8) == [0, 1]
+    for other in (
+        {"batch_size": 16},
+        {"batch_size": 8, "given": (x[:40], y[:40])},
+        {"batch_size": 8, "steps_per_epoch": 5},
+        {"given": ((batch for batch in [(x, y)] * 40),)},
+    ):
+        with pytest.raises(UserError, match=r"is at step 20 and began with epochs of 10 steps; "):
+            fit(epochs=4, **other)
+    assert fit(epochs=3, batch_size=8) == [0, 1, 2]
+    fit(steps=40, batch_size=16)
+    with pytest.raises(UserError, match=r"step 40 .* this call has epochs of 5 steps\."):
+        fit(epochs=9, batch_size=16)
+    lists = type("Loader", (), {"__iter__": lambda self: iter([(x[:8], y[:8])] * 10)})
+    assert fit(tmp_path / "loader", (lists(),), epochs=1) == [0]
+    with pytest.raises(UserError, match="epochs of 10 steps; this call has epochs of 5 steps"):
+        fit(tmp_path / "loader", epochs=2, batch_size=16)
+    assert fit(tmp_path / "loader", epochs=2, batch_size=8) == [0, 1]
+
+
+@pytest.mark.medium
+def test_a_run_that_an_error_ended_continues_only_with_epochs_of_its_length():
+    x, y = examples(80)
+
+    def fail(batch, logs):
+        if batch == 4:
+            raise KeyboardInterrupt
+
+    trainer = make_trainer(compiled())
+    with pytest.raises(KeyboardInterrupt):
+        failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+        trainer.fit(x, y, 8, 2, callbacks=[failing], verbose=0)
+    with pytest.raises(UserError, match=r"The run is at step 5 and .* another Trainer begins"):
+        trainer.fit(x, y, 16, 2, verbose=0)
+    assert trainer.fit(x, y, 8, 2, verbose=0).epoch == [0, 1]
+    assert trainer.fit(x, y, 16, 2, verbose=0).epoch == [0, 1]

@@ -38,6 +38,7 @@ class RunProgress:
         ended: the run's planned steps, if a callback ended it early; None: no callback did.
         callbacks: the values that Keras's callbacks keep across epochs, by callback.
         pass_steps: the number of batches of one pass over a stream; None: unknown.
+        lengths: the steps of the first epoch, and of one pass over the data; []: unknown.
         begun_at: the steps of earlier runs of the same `Trainer`, which `Executor.step` includes.
     """
 
@@ -53,6 +54,7 @@ class RunProgress:
     ended: int | None = None
     callbacks: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     pass_steps: int | None = None
+    lengths: list[int] = dataclasses.field(default_factory=list)
     begun_at: int = 0
 
     @property
@@ -67,7 +69,7 @@ class RunProgress:
             step: the number of steps done; the sums of later steps, which an error interrupted, are
                 dropped.
         """
-        new = RunProgress(step, begun_at=self.begun_at)
+        new = RunProgress(step, lengths=self.lengths, begun_at=self.begun_at)
         known = copy.deepcopy(self) if step == self.step else new
         known.history, known.epochs = copy.deepcopy(self.history), list(self.epochs)
         known.callbacks, known.skipped_batches = {}, self.skipped_batches
@@ -141,6 +143,7 @@ class RunProgress:
             "ended": self.ended,
             "callbacks": self.callbacks,
             "pass_steps": self.pass_steps,
+            "lengths": self.lengths,
         }
 
     @classmethod
@@ -177,4 +180,5 @@ class RunProgress:
             ended=state["ended"],
             callbacks=state.get("callbacks", {}),
             pass_steps=state.get("pass_steps"),
+            lengths=state.get("lengths", []),
         )

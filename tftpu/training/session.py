@@ -16,7 +16,14 @@ from tftpu.config.keras_names import smaller_is_better
 from tftpu.engines import keras_internals
 from tftpu.engines.data.streams import Lookahead
 from tftpu.engines.engine import Dataset, TrainLoop
-from tftpu.errors import DivergedError, HostLost, Preempted, UserError, did_you_mean
+from tftpu.errors import (
+    DivergedError,
+    HostLost,
+    Preempted,
+    UserError,
+    counted,
+    did_you_mean,
+)
 from tftpu.observe.profiler import Profiler
 from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account
@@ -107,6 +114,7 @@ class Session:
         self.progress = restored or before.continue_from(self._executor.step - before.begun_at)
         if self.progress.pass_steps is not None and timetable.pass_steps is None:
             self._timetable = timetable.end_data(self.progress.pass_steps, feed.begins_again)
+        self._check_epochs()
         if self.progress.step < timetable.first_step:
             self._executor.begin_at(self.progress.begun_at + timetable.first_step)
             self.progress.step = timetable.first_step
@@ -275,6 +283,7 @@ class Session:
             return
         before, self.progress.pass_steps = self._timetable, step
         self._timetable = before.end_data(step, self._feed.begins_again)
+        self.progress.lengths = self._timetable.describe_epochs() or self.progress.lengths
         if not self._feed.begins_again and (before.epochs > 1 or before.limit is not None):
             logger.warning(
                 "The data ended after %s batches and cannot begin again, so the run ends there. "
@@ -559,6 +568,25 @@ class Session:
         names = list(self._executor.train_sums.names)
         return RunProgress.from_json(restored.step, restored.state, names)
 
+    def _check_epochs(self) -> None:
+        """Records how many steps the epochs of the run have.
+
+        Raises:
+            UserError: the run has begun with epochs of other lengths, so they cannot be counted.
+        """
+        before, now = self.progress.lengths, self._timetable.describe_epochs()
+        if self._step and before and self._timetable.by_epochs and before != now:
+            where = f" in {self._saver.workdir!r}" if self._saver.workdir else ""
+            raise UserError(
+                f"The run{where} is at step {self._step:,} and began with "
+                f"{_describe_lengths(before)}; this call has {_describe_lengths(now)}. Its epochs "
+                "are counted from its beginning, so it continues only with the same batch size, "
+                "number of examples and steps_per_epoch. fit(steps=N), the total number of steps, "
+                f"continues it with others; another {'workdir' if where else 'Trainer'} begins "
+                "another run."
+            )
+        self.progress.lengths = now or before
+
     def _check_best_metric(self) -> None:
         """Raises `UserError` if the evaluation does not compute the metric `best_metric`."""
         metric, known = self._options.best_metric, self._executor.eval_sums.result_names
@@ -571,6 +599,15 @@ class Session:
                 f"best_metric is {metric!r}, but the evaluation has no such "
                 f"metric.{did_you_mean(metric, known)}"
             )
+
+
+def _describe_lengths(lengths: list[int]) -> str:
+    """Returns the lengths of epochs, as `Timetable.describe_epochs` returns them, in words."""
+    if not lengths:
+        return "epochs of unknown length"
+    epoch, whole = lengths
+    passes = f", {whole:,} in a pass over the data" if whole != epoch else ""
+    return f"epochs of {counted(epoch, 'step')}{passes}"
 
 
 def _describe_trained(model: keras.Model) -> str:

@@ -46,6 +46,7 @@ class Timetable:
         numbered_from: the index of the first epoch, if steps of earlier ones are not counted.
         validation_freq: the number of epochs from one evaluation to the next, or the evaluated
             epochs, counted from 1.
+        by_epochs: False if `steps` sets the length of the run.
     """
 
     options: TrainConfig
@@ -58,6 +59,7 @@ class Timetable:
     last_alone: bool = False
     numbered_from: int = 0
     validation_freq: int | Collection[int] = 1
+    by_epochs: bool = True
 
     @property
     def steps(self) -> int | None:
@@ -70,6 +72,10 @@ class Timetable:
     def epoch_steps(self) -> int | None:
         """The steps of the first epoch; None if they are unknown."""
         return self.lengths[0] if self.lengths else None
+
+    def describe_epochs(self) -> list[int]:
+        """Returns the steps of the first epoch and of one pass; [] if unknown, or not by epochs."""
+        return [self.lengths[0], sum(self.lengths)] if self.by_epochs and self.lengths else []
 
     def count_steps(self, epochs: int) -> int:
         """Returns the number of steps of this many epochs, from the first on."""
@@ -253,7 +259,9 @@ class Length:
         """
         if self.steps is not None:
             each = self.eval_every or self.steps
-            return Timetable(options, loop_steps, -(-self.steps // each), (each,), self.steps)
+            intervals = -(-self.steps // each)
+            table = Timetable(options, loop_steps, intervals, (each,), self.steps)
+            return dataclasses.replace(table, by_epochs=False)
         epochs, steps_per_epoch = self.epochs or 1, self.steps_per_epoch
         limits = keras.config.max_epochs(), keras.config.max_steps_per_epoch()
         epochs = min(filter(None, (epochs, limits[0])))
