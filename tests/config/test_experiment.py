@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from typing import Any
 
@@ -21,6 +22,7 @@ class Mine(tftpu.ModelConfig):
     sizes: list[int] = dataclasses.field(default_factory=lambda: [3, 4])
     names: dict[str, int] = dataclasses.field(default_factory=lambda: {"a": 1})
     weights: dict[int, float] = dataclasses.field(default_factory=dict)
+    options: dict[int, Any] = dataclasses.field(default_factory=dict)
     pair: tuple[int, float] = (1, 0.5)
     extra: list[str] | None = None
     anything: Any = 3
@@ -88,6 +90,7 @@ def test_an_experiment_of_own_classes_survives_json():
     "fields",
     [
         {"model": Mine(weights={0: 1.0, 1: 5.0})},
+        {"model": Mine(options={0: "a", 1: {"b": 2}})},
         {"model": Mine(names={"class": 2, "items": 3})},
         {"loss": {"class": "mse", "box": "mae"}},
         {"metrics": {"class": ("mse",)}},
@@ -101,10 +104,26 @@ def test_any_keys_of_a_dict_survive_json(fields):
     assert from_json(to_json(before), [__name__]) == before
 
 
-@pytest.mark.parametrize("key", [None, True, (1, 2)])
+@pytest.mark.parametrize("key", [None, True, (1, 2), 1, 0.5])
 def test_a_key_that_json_cannot_hold_is_refused(key):
     with pytest.raises(UserError, match=r"config\.model\.anything has the key"):
         to_json(experiment(model=Mine(anything={key: 1})))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("plain", [{1: 2}], "plain[0]"),  # a list of no declared type
+        ("names", {1: 2}, "names"),
+        ("weights", {"a": 1.0}, "weights"),
+        ("weights", {0.5: 1.0}, "weights"),
+        ("options", {0: {1: 2}}, "options[0]"),
+    ],
+)
+def test_a_key_of_another_type_than_declared_is_refused(field, value, place):
+    """config.json has only texts as keys, and the declared type says which are numbers."""
+    with pytest.raises(UserError, match=re.escape(f"config.model.{place} has the key")):
+        to_json(experiment(model=Mine(**{field: value})))
 
 
 def test_a_config_json_from_before_a_field_existed_is_read():

@@ -14,6 +14,7 @@ from tftpu.config.objects import Function, KerasObject, names_in
 from tftpu.config.renamed import update_class
 from tftpu.errors import UserError
 
+_KEYS: dict[Any, Any] = {int: int, float: int | float}  # keys by declared type; others are texts
 _DICT = "dict"  # stands for a class in place of a dict with the key "class"
 # Fields that are arguments of `keras.Model.compile`.
 _COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")
@@ -28,38 +29,48 @@ def to_json(experiment: Experiment) -> str:
     return json.dumps(to_plain(experiment), indent=2) + "\n"
 
 
-def to_plain(value: Any, path: str = "config", described: bool = False) -> Any:
+def to_plain(
+    value: Any, path: str = "config", described: bool = False, kind: FieldType = UNDECLARED
+) -> Any:
     """Returns a value of an experiment as plain data: a dataclass becomes a dict with its class.
 
     Args:
         value: an experiment, or a part of one.
         path: the path of the value in the config, for the error message.
         described: whether it is a part of the description of a Keras object, whose dicts stay.
+        kind: declared type of the value, which tells `from_json` whether keys are numbers.
 
     Raises:
         UserError: a field has a value that JSON cannot represent.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        described = isinstance(value, KerasObject)
+        described, kinds = isinstance(value, KerasObject), read_fields(type(value))
         plain = {
-            f.name: to_plain(getattr(value, f.name), f"{path}.{f.name}", described)
+            f.name: to_plain(getattr(value, f.name), f"{path}.{f.name}", described, kinds[f.name])
             for f in dataclasses.fields(value)
         }
         return {"class": f"{type(value).__module__}.{type(value).__qualname__}", **plain}
     if isinstance(value, dict):
+        inner = _find_inner(kind, (dict, Mapping), 1)
+        allowed = _KEYS.get(_find_inner(kind, (dict, Mapping), 0).declared, str)
         for key in value:
-            if not described and (isinstance(key, bool) or not isinstance(key, str | int | float)):
+            if not described and (isinstance(key, bool) or not isinstance(key, allowed)):
                 raise UserError(
-                    f"{path} has the key {key!r}, which cannot be written to config.json: use "
-                    "texts or numbers as keys."
+                    f"{path} has the key {key!r}, which config.json would return as another key: "
+                    "use texts, or numbers in a field whose type declares them, such as "
+                    "dict[int, float]."
                 )
         plain = {
-            str(key): to_plain(part, f"{path}[{key!r}]", described) for key, part in value.items()
+            str(key): to_plain(part, f"{path}[{key!r}]", described, inner)
+            for key, part in value.items()
         }
         # An output may be named "class", a key which otherwise names the class of a dataclass.
         return {"class": _DICT, "items": plain} if "class" in plain and not described else plain
     if isinstance(value, list | tuple):
-        return [to_plain(part, f"{path}[{index}]", described) for index, part in enumerate(value)]
+        inner = _find_inner(kind, (list, tuple, Sequence), 0)
+        return [
+            to_plain(part, f"{path}[{index}]", described, inner) for index, part in enumerate(value)
+        ]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise UserError(
@@ -137,11 +148,11 @@ def _from_plain(value: Any, kind: FieldType, own: Collection[str]) -> Any:
         inner = _find_inner(kind, (dict, Mapping), 1)
         # The description of a Keras object is itself plain data, and its lists stay lists.
         raw = kind.container is dict and inner.declared is Any
-        if raw:
-            return value
         declared = _find_inner(kind, (dict, Mapping), 0).declared
-        build_key = declared if declared in (int, float) else str  # in JSON, keys are texts
-        return {build_key(key): _from_plain(v, inner, own) for key, v in value.items()}
+        build_key = declared if declared in _KEYS else str  # in JSON, keys are texts
+        return {
+            build_key(key): v if raw else _from_plain(v, inner, own) for key, v in value.items()
+        }
     if isinstance(value, list):
         inner = _find_inner(kind, (list, tuple, Sequence), 0)
         parts = [_from_plain(part, inner, own) for part in value]
