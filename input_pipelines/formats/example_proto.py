@@ -156,7 +156,9 @@ def _decode_feature(name: str, value: Tensor, feature: Feature, names: Tensor) -
         value = tf.reshape(tf.io.decode_raw(value, dtype), (-1, *feature.shape))
     of_record = range(1, 1 + len(feature.shape))  # all axes but that of the batch
     if feature.num_classes:
-        inside = (value >= 0) & (value < tf.cast(feature.num_classes, value.dtype))
+        # In float64, because num_classes may be above what the dtype holds: 256 for uint8.
+        wide: Tensor = tf.cast(value, tf.float64)
+        inside = (wide >= 0) & (wide < feature.num_classes)
         inside = tf.reduce_all(inside, axis=of_record)
         check(inside, f"the class id {name!r} is not in [0, {feature.num_classes})", names)
     narrow = tf.cast(value, dtype)

@@ -182,6 +182,16 @@ def test_a_record_of_other_features_is_named(other, message):
     assert "record 1" in str(error.value)
 
 
+@pytest.mark.parametrize("dtype, classes", [("uint8", 256), ("uint8", 300), ("uint16", 1 << 16)])
+def test_raw_class_ids_may_fill_their_dtype(dtype, classes):
+    """Such as the bytes of a text or the grey levels of an image."""
+    features = {"y": Feature(dtype, (3,), "raw", classes)}
+    most = np.iinfo(dtype).max
+    record = example_proto.encode({"y": [0, 50, most]}, features)
+    found = example_proto.build_parser(features)(tf.constant([record]), tf.constant(["a"]))
+    assert found["y"].numpy().tolist() == [[0, 50, most]]
+
+
 @pytest.mark.parametrize("dtype, number", [("uint8", 300), ("uint16", -1), ("int32", 1 << 40)])
 def test_a_number_of_another_program_that_its_dtype_cannot_hold_is_named(dtype, number):
     features = {"x": Feature(dtype, (2,))}
