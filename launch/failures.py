@@ -39,7 +39,7 @@ _MAKE_IT_SMALLER = (
 FAILURES = (
     Failure(
         "bad-record",
-        r"(?:User|Bucket|Missing)Error: (?P<what>[^\n]+)\n\s*Traceback",
+        r"(?:User|Bucket|Missing|Unavailable)Error: (?P<what>[^\n]+)\n\s*Traceback",
         "The data cannot be read: {what}",
         "",
     ),
@@ -277,10 +277,7 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         return int(ExitCode.DONE)
     except UserError as error:
         said = str(explain(error) if isinstance(error, OSError) else error)
-        # A restart may succeed where a bucket did not answer, but not after a mistake.
-        is_passing = any(isinstance(e, buckets.UnavailableError) for e in (error, error.__cause__))
-        code = ExitCode.HOST_LOST if is_passing else ExitCode.USER_ERROR
-        return _end(code, "\n".join([said, *_read_notes(error)]))
+        return _end(_choose_code(error), "\n".join([said, *_read_notes(error)]))
     except Preempted as stopped:
         return _end(ExitCode.PREEMPTED, stopped)
     except HostLost as lost:
@@ -292,7 +289,16 @@ def run_for_exit_code(work: Callable[[], None]) -> int:
         explanation = explain(error)
         if explanation is None:
             raise
-        return _end(ExitCode.USER_ERROR, explanation)
+        return _end(_choose_code(error), explanation)
+
+
+def _choose_code(error: BaseException) -> ExitCode:
+    """Returns the code of a known error: a restart may help where a bucket did not answer."""
+    kind = buckets.UnavailableError
+    is_passing = any(isinstance(one, kind) for one in (error, error.__cause__))
+    # tf.data reports an error of Python code as text.
+    is_reported = f"{kind.__name__}: " in str(error)
+    return ExitCode.HOST_LOST if is_passing or is_reported else ExitCode.USER_ERROR
 
 
 def _end(code: int, message: object) -> int:

@@ -37,17 +37,19 @@ def run(command: list[str], workdir: str, restarts: int, first_wait: float = 1.0
         code = child.run()
         if code in _NOT_RESTARTED or child.stopped.is_set():
             return code
-        saved = (Checkpoints(workdir).list_steps() or [0])[-1]
-        happened = (
-            f"The run ended with {_describe_exit(code)}; its newest checkpoint is at step {saved}"
-        )
+        try:
+            saved = (Checkpoints(workdir).list_steps() or [0])[-1]
+            where = f"its newest checkpoint is at step {saved}"
+        except OSError as error:  # the bucket may be why the run ended
+            saved, where = None, f"its checkpoints cannot be listed ({error})"
+        happened = f"The run ended with {_describe_exit(code)}; {where}"
         if restart > restarts:
             _print_status(f"{happened}. All {restarts} restarts are used up.")
             return code
-        if reached is not None and saved <= reached:
+        if reached is not None and saved is not None and saved <= reached:
             _print_status(f"{happened}, as before the restart. No step was gained: giving up.")
             return code
-        reached = saved
+        reached = reached if saved is None else saved
         _print_status(f"{happened}. Restart {restart} of {restarts} in {wait:.0f} s.")
         if child.stopped.wait(wait):
             return ExitCode.PREEMPTED

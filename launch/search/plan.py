@@ -35,6 +35,10 @@ _PATIENCE = 30.0  # seconds to wait for a process that creates or pays for a tri
 _SHOWN = 5  # largest number of differing fields that are shown
 
 
+class ReplacedError(UserError):
+    """Another search has replaced this one in its workdir."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """The settings of a search.
@@ -228,11 +232,11 @@ def record(plan: Plan, workdir: str) -> str:
 
 
 def check_recorded(plan: Plan, workdir: str) -> None:
-    """Raises `UserError` if another plan was recorded in the workdir."""
+    """Raises `ReplacedError` if another plan was recorded in the workdir."""
     found = read_recorded(workdir)
     changed = _describe_change(found, plan) if found is not None else ""
     if changed:
-        raise UserError(
+        raise ReplacedError(
             f"The search in {workdir!r} was replaced by another while it ran ({changed}). Nothing "
             "of it had succeeded: run it with another --workdir=DIR."
         )

@@ -94,7 +94,7 @@ class Trials:
                 threads of this process.
 
         Raises:
-            UserError: another search has replaced this one in the workdir.
+            ReplacedError: another search has replaced this one in the workdir.
         """
         taken = self._claim_left_behind(own)
         if taken is not None or self._is_over_budget() or not self._is_trial_wanted():

@@ -8,6 +8,7 @@ import keras
 from keras import quantizers
 
 from tftpu import layer_internals as internals
+from tftpu.errors import UserError
 from tftpu.tensors import Tensor, ops
 
 _ADAPTERS = ("lora_kernel_a", "lora_kernel_b")
@@ -76,9 +77,15 @@ class Dense(keras.layers.Dense):
             store[name] = getattr(self, name)
 
     def load_own_variables(self, store: Any) -> None:
+        names = list(store.keys())
+        if not self.lora_enabled and any(name in names for name in _ADAPTERS):
+            raise UserError(
+                f"The file has adapters of the layer {self.path!r}, which has none: call "
+                "tftpu.models.enable_lora(model, rank) first."
+            )
         super().load_own_variables(store)  # sets adapters to zero, for files that hold their sum
         for name in _ADAPTERS if self.lora_enabled else ():
-            if name in store.keys():  # noqa: SIM118 (Keras's stores are no mappings)
+            if name in names:
                 getattr(self, name).assign(store[name])
 
 

@@ -74,11 +74,25 @@ def test_the_direction_of_a_metric_is_keras_own_under_each_of_its_names():
             assert keras_names.smaller_is_better(name) == (direction == "down"), name
 
 
-@pytest.mark.parametrize("name", ["FalseNegatives", "false_positives", "RMSE", "glossary_loss"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("FalseNegatives", "false_positives", "falsenegatives", "RMSE", "glossary_loss", "bce_2"),
+        *("bits_per_byte", "wer", "KLDivergence", "kl_divergence", "LogCoshError", "logcosh"),
+        *("focalloss", "MeanSquaredError", "ranking_losses", "head_mean_absolute_error_1"),
+    ],
+)
 def test_a_lower_value_is_better(name):
     assert keras_names.smaller_is_better(name)
 
 
-@pytest.mark.parametrize("name", ["glossary_accuracy", "error_type_acc", "error_type_AUC"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("glossary_accuracy", "error_type_acc", "error_type_AUC", "noise_error_auc_1"),
+        *("subcellular_f1_score", "subcellular_iou", "error_type_f1_score", "glossary_score"),
+        *("answer", "MeanIoU", "loss_aware_precision"),
+    ],
+)
 def test_a_higher_value_is_better_whatever_the_output_is_called(name):
     assert not keras_names.smaller_is_better(name)

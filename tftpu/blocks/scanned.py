@@ -65,9 +65,10 @@ def run(
 
     def body(x: Tensor, values: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         with keras.StatelessScope(state_mapping=list(zip(first.variables, values))) as scope:
+            before = [scope.get_current_value(v) for v in first.variables]
             x = first([x, *given], training=training)
             after = [scope.get_current_value(v) for v in first.variables]
-        changed[:] = [i for i, (old, new) in enumerate(zip(values, after)) if new is not old]
+        changed[:] = [i for i, (old, new) in enumerate(zip(before, after)) if new is not old]
         return x, [after[i] for i in changed]
 
     columns = [read_values(block) for block in blocks]

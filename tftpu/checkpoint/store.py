@@ -64,6 +64,7 @@ class Failure(NamedTuple):
 
     step: int
     reason: str
+    error: OSError
 
 
 class Checkpoints:
@@ -94,6 +95,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._pending: tuple[int, Future[None]] | None = None
         self._failure: Failure | None = None
+        self._unmarked: tuple[int, Best] | None = None  # the best checkpoint, not marked as yet
         self._best = OwnFile(workdir, "checkpoints", "best")
 
     def list_steps(self) -> list[int]:
@@ -174,7 +176,7 @@ class Checkpoints:
         try:
             future.result()
         except OSError as error:
-            self._failure = Failure(step, error.strerror or str(error))
+            self._failure = Failure(step, error.strerror or str(error), error)
         finally:
             self._pending = None
 
@@ -313,7 +315,9 @@ class Checkpoints:
                     manifest.remove_checkpoint(files.join(self.folder, str(step)))
             raise
         if best is not None:
-            self._mark_best(step, best)
+            self._unmarked = step, best
+        if self._unmarked is not None:
+            self._mark_best(*self._unmarked)
         try:
             self._remove_old(step)
         except OSError as error:
@@ -328,9 +332,24 @@ class Checkpoints:
             self.newest = step
 
     def _mark_best(self, step: int, best: Best) -> None:
-        self._best.take(step=int)  # renames a damaged file, which the write would replace
-        record = {"step": step, **best._asdict()}
-        self._best.write(json.dumps(record).encode())
+        """Marks a checkpoint as the best, or leaves that to the next save if it fails.
+
+        Only the chief does so, so that a failure must not be one of the save, of which all hosts
+        learn.
+        """
+        self._unmarked = step, best
+        try:
+            self._best.take(step=int)  # renames a damaged file, which the write would replace
+            record = {"step": step, **best._asdict()}
+            self._best.write(json.dumps(record).encode())
+            self._unmarked = None
+        except OSError as error:
+            _log.warning(
+                "The checkpoint of step %s could not be marked as the best (%s). The next save "
+                "tries it again.",
+                step,
+                error,
+            )
 
     def _remove_old(self, newest: int) -> None:
         """Removes checkpoints that need not be kept, and leftovers of interrupted saves.
@@ -340,6 +359,7 @@ class Checkpoints:
         """
         complete = [step for step in manifest.list_steps(self.folder) if step <= newest]
         kept: set[int | None] = {_step(self._best.take(step=int)), *complete[-self.keep :]}
+        kept |= {self._unmarked[0]} if self._unmarked is not None else set()
         if self.keep_every:
             kept |= {step for step in complete if step % self.keep_every == 0}
         for step in manifest.list_folders(self.folder):

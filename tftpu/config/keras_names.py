@@ -3,6 +3,7 @@
 Nothing here imports Keras.
 """
 
+import re
 from typing import Any
 
 from tftpu.errors import UserError, did_you_mean
@@ -55,14 +56,17 @@ WITH_ARGUMENTS = _split_names(
     specificity_at_sensitivity
     """
 )
-# Parts of the names of metrics for which lower is better, in lower case.
+# Ends of words in the names of metrics for which lower is better.
 _SMALLER_IS_BETTER = (
-    *("loss", "error", "perplexity", "bits", "entropy", "mse", "mae", "mape", "msle", "bce"),
-    *("divergence", "hinge", "poisson", "logcosh", "false_", "falsepos", "falseneg"),
+    *("loss", "losses", "error", "errors", "perplexity", "bits", "entropy", "divergence", "hinge"),
+    *("poisson", "cosh", "mse", "mae", "mape", "msle", "bce"),
 )
+_SMALLER_WORDS = ("wer", "cer", "fid", "nll", "brier")  # the same as whole words
 # Ends of names for which higher is better. The name of an output, such as "error_type" in
-# "error_type_accuracy", may contain a part from above.
-_LARGER_IS_BETTER = ("acc", "accuracy", "auc")
+# "error_type_accuracy", may contain a word from above.
+_LARGER_IS_BETTER = (
+    *("acc", "accuracy", "auc", "iou", "io_u", "precision", "recall", "f1", "f1_score"),
+)
 
 
 def check_losses(field: str, value: Any) -> None:
@@ -103,7 +107,13 @@ def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
 
 def smaller_is_better(metric: str) -> bool:
     """Returns whether lower values of a metric are better, by its name."""
-    name = metric.lower()  # metrics=["MSE"] has the result "MSE"
+    # metrics=["MSE"] has the result "MSE", and FalseNegatives() without a name that of its class.
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", metric).lower()
+    name = re.sub(r"_\d+$", "", name)  # Keras numbers a second metric of one name
     if name.endswith(_LARGER_IS_BETTER):
         return False
-    return any(part in name for part in _SMALLER_IS_BETTER)
+    words = re.split(r"[\W_]+", name)
+    return any(
+        word.endswith(_SMALLER_IS_BETTER) or word in _SMALLER_WORDS or word.startswith("false")
+        for word in words
+    )

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import numbers
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,8 @@ from tftpu.config.objects import Function, KerasObject, names_in
 from tftpu.config.renamed import update_class
 from tftpu.errors import UserError
 
-_KEYS: dict[Any, Any] = {int: int, float: int | float}  # keys by declared type; others are texts
+# Keys by declared type, which may be numbers of NumPy's; others are texts.
+_KEYS: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real}
 _DICT = "dict"  # stands for a class in place of a dict with the key "class"
 # Fields that are arguments of `keras.Model.compile`.
 _COMPILED = ("optimizer", "loss", "metrics", "weighted_metrics")

@@ -4,6 +4,7 @@ If a callback has batch methods, a device loop has one step, unless `steps_per_e
 `steps_per_loop` is set.
 """
 
+import contextlib
 import functools
 import math
 import warnings
@@ -176,14 +177,16 @@ class Callbacks:
         """
         before = self._read_learning_rate() if resumes else None
         self._list.on_epoch_begin(number)
-        if before is not None and self._read_learning_rate() != before:
-            self._model.optimizer.learning_rate = before
+        if before is not None and self._read_learning_rate() not in (before, None):
+            with contextlib.suppress(TypeError):  # a callback has set a schedule, which decides
+                self._model.optimizer.learning_rate = before
 
     def _read_learning_rate(self) -> float | None:
         """Returns the learning rate of the model's optimizer; None without one rate."""
         optimizer = getattr(self._model, "optimizer", None)
         rate = getattr(optimizer, "learning_rate", None)  # a MultiOptimizer has several
-        return None if rate is None else float(keras.ops.convert_to_numpy(rate))
+        value: Any = None if rate is None else keras.ops.convert_to_numpy(rate)
+        return None if value is None else float(value)
 
     def end_epoch(self, number: int, logs: dict[str, float]) -> None:
         """Tells the callbacks that an epoch ended.

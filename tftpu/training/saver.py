@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tftpu.checkpoint.frozen_base import Base
-from tftpu.checkpoint.store import Best, Checkpoints, Restored
+from tftpu.checkpoint.store import Best, Checkpoints, Failure, Restored
 from tftpu.engines.engine import Hosts
 from tftpu.storage import files, side_files
 from tftpu.training import restoring
@@ -29,7 +29,7 @@ class Saver:
     Attributes:
         workdir: the workdir of the run; None: it has none.
         saved_step: the last step that was saved without an error or restored; None: none.
-        failed_step: the step of the last save that failed; None: none did.
+        failure: the last save that failed; None: none did.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Saver:
         self.workdir = checkpoints.workdir if checkpoints is not None else None
         self._config = _read_config(self.workdir)
         self.saved_step: int | None = None
-        self.failed_step: int | None = None
+        self.failure: Failure | None = None
 
     @property
     def writes(self) -> bool:
@@ -114,14 +114,14 @@ class Saver:
         """Warns once, on the chief, if the last save failed."""
         failure = self._checkpoints.take_failure() if self._checkpoints is not None else None
         if failure is not None:
-            self.failed_step = failure.step
+            self.failure = failure
             self.saved_step = None if self.saved_step == failure.step else self.saved_step
             if not self._hosts.chief:
                 return
             logger.warning(
                 "The checkpoint of step %s could not be saved (%s). Training continues and saves "
                 "again when the next checkpoint is due.",
-                *failure,
+                *(failure.step, failure.reason),
             )
 
 

@@ -101,8 +101,8 @@ class Session:
         self._profiler = profiler
         self._watchdog = watchdog
         self._last_finite: np.ndarray | None = None
-        # The step of the last save of a best checkpoint, and the best one before.
-        self._marked: tuple[int | None, Best | None] = (None, None)
+        # The steps of the last saves of a best checkpoint, each with the best one before.
+        self._marked: list[tuple[int, Best | None]] = []
         self._save_due = False  # whether a save was due after the last device loop
         # The step up to which the run was trained before; steps before it are repeated.
         self._repeats_until = account.reached
@@ -165,6 +165,7 @@ class Session:
                     if self._loop.diverged(sums) and not self._callbacks.ends_on_nan:
                         self._roll_back(steps)
                         batches = self._open_feed()
+                        self._evaluate()  # the checkpoint may have been saved before it
                         continue
                     if isinstance(batches, Lookahead):
                         self._follow_pass(batches.ended, self.progress.position + steps)
@@ -379,15 +380,22 @@ class Session:
         # Values of another metric, from before the run was resumed, cannot be compared.
         if before is None or before.metric != metric or sign * value > sign * before.value:
             self.progress.best = Best(metric, value)
-            self._marked = self._step, before
+            # A save's failure is known at the next one, so two of them may have failed.
+            self._marked = [*self._marked[-1:], (self._step, before)]
             self._save(now=True, best=self.progress.best)
 
     def _note_failure(self) -> None:
         """Warns if the last save failed; a best checkpoint that is lost is no longer the best."""
         self._saver.warn_of_failure()
-        step, before = self._marked
-        if step is not None and step == self._saver.failed_step:
-            self.progress.best, self._marked = before, (None, None)
+        failure = self._saver.failure
+        for place, (step, before) in enumerate(self._marked):
+            if failure is not None and step == failure.step:
+                del self._marked[place]
+                if place < len(self._marked):
+                    self._marked[place] = self._marked[place][0], before
+                else:
+                    self.progress.best = before
+                return
 
     def _save(self, now: bool = False, best: Best | None = None) -> None:
         """Starts to save a checkpoint if one is due, or in any case with `now`."""
@@ -524,7 +532,7 @@ class Session:
             raise UserError(
                 f"All {self._step} steps are trained, but the last checkpoint could not be saved "
                 f"in {self._saver.workdir!r}. Fix that: the same command then {then}."
-            )
+            ) from (self._saver.failure.error if self._saver.failure is not None else None)
 
     def _end(self, state: str) -> None:
         """Closes everything that is open, even after an error, or if closing one of them fails."""

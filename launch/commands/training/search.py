@@ -96,13 +96,16 @@ def run(options: Options) -> None:
     if replaced:
         print(f"Removed from {workdir}: {replaced}.", flush=True)
     study = plan.open_study(workdir)
-    trials, stopped = Trials(plan, workdir, study, dimensions), ""
+    trials, stopped, is_ours = Trials(plan, workdir, study, dimensions), "", True
     try:
         stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
+    except plans.ReplacedError:
+        is_ours = False  # the workdir
+        raise
     finally:  # a search that failed may have complete trials
-        plans.check_recorded(plan, workdir)
-        report.write_result(plan, study, workdir)
-        _show(plan, study, dimensions, workdir)
+        if is_ours:
+            report.write_result(plan, study, workdir)
+            _show(plan, study, dimensions, workdir)
     if stopped:
         print(f"tftpu: Stopped by {stopped}: the same command resumes.", file=sys.stderr)
         sys.exit(ExitCode.PREEMPTED)

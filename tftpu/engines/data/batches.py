@@ -385,7 +385,9 @@ def data_errors() -> Iterator[None]:
         raise
     except tf.errors.UnknownError as error:
         # tf.data reports an error of a Python generator, such as one of `PyBatches`, as text.
-        found = re.search(r"\bUserError: (.*?)\nTraceback", str(error), re.DOTALL)
+        found = re.search(
+            r"\b(?:User|Bucket|Missing)Error: (.*?)\nTraceback", str(error), re.DOTALL
+        )
         if found is None:
             raise
         raise UserError(found[1]) from error

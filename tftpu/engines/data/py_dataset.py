@@ -154,13 +154,11 @@ class PyBatches:
         """Returns a batch; raises `UserError` if tf.data would round or wrap its numbers."""
         batch = self._batch(index)
         for array, first in zip(keras.tree.flatten(batch), keras.tree.flatten(self._first)):
-            if array.dtype != first.dtype and not np.can_cast(
-                array.dtype, first.dtype, "same_kind"
-            ):
+            if not _can_become(array, first.dtype):
                 raise UserError(
                     f"{type(self.dataset).__name__} returns an array of {array.dtype} in batch "
-                    f"{index}, but of {first.dtype} in its first batch, to which the numbers would "
-                    "be converted: return the same dtype in every batch."
+                    f"{index}, but of {first.dtype} in its first batch, which does not hold its "
+                    "numbers: return the same dtype in every batch."
                 )
         return batch
 
@@ -212,3 +210,12 @@ def _as_arrays(part: Nest) -> Nest:
 
 def _count_examples(batch: Nest) -> int:
     return len(keras.tree.flatten(batch)[0])
+
+
+def _can_become(array: np.ndarray, dtype: np.dtype) -> bool:
+    """Returns whether a dtype of the same kind holds an array's numbers; floats may be rounded."""
+    if array.dtype == dtype:
+        return True
+    are_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
+    alike = np.can_cast(array.dtype, dtype, "same_kind") or are_whole
+    return alike and (not are_whole or np.array_equal(array.astype(dtype), array))

@@ -33,14 +33,15 @@ class ReadOnce:
         used: the number of batches that were used: trained on, or thrown away.
     """
 
-    def __init__(self, source: Iterator[Any]):
+    def __init__(self, source: Iterable[Any]):
         self.source = source
         self.used = 0
+        self._items = iter(source)  # once, as it may begin again
         self._unused: collections.deque[Any] = collections.deque()
 
     def __iter__(self) -> Iterator[Any]:
         yield from list(self._unused)
-        for item in self.source:
+        while (item := next(self._items, _END)) is not _END:
             self._unused.append(item)
             yield item
 
@@ -72,7 +73,7 @@ class Stream:
         if isinstance(source, ReadOnce):
             once = source
         elif hasattr(source, "__next__"):
-            source = once = ReadOnce(iter(source))
+            source = once = ReadOnce(source)
         self._source = source
         self._once = once
         self._limit = limit
