@@ -13,6 +13,7 @@ default is None. `tftpu.launch.settings.parsing` parses command lines.
 
 import dataclasses
 import os
+import sys
 import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeGuard
@@ -252,12 +253,20 @@ class DeviceOptions:
             cluster.virtual_devices = self.virtual_devices
 
     def split_cpu(self, config: str | None) -> None:
-        """Splits the CPU into `virtual_devices` for a config file, which may start TensorFlow."""
-        if config and config.endswith(".py") and (self.virtual_devices or 0) > 1:
+        """Splits the CPU for a config file, which may start TensorFlow or JAX.
+
+        It does so if it makes a Keras metric or optimizer, which has variables.
+        """
+        name, overrides = "--config.cluster.virtual_devices=", getattr(self, "overrides", ())
+        given = [word.removeprefix(name) for word in overrides if word.startswith(name)]
+        count = self.virtual_devices or next((int(n) for n in given[::-1] if n.isdecimal()), 1)
+        if config and config.endswith(".py") and count > 1:
+            if "jax" not in sys.modules:  # JAX reads these when it is imported
+                os.environ.update({"JAX_NUM_CPU_DEVICES": str(count), "JAX_PLATFORMS": "cpu"})
             import_tensorflow()
             from tftpu.engines.tensorflow import cluster
 
-            cluster.split_cpu(self.virtual_devices or 1)
+            cluster.split_cpu(count)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

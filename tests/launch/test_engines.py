@@ -61,6 +61,48 @@ def test_bench_times_the_jax_engine_beside_a_bare_step_and_keras():
     assert "--compare runs Keras's fit on one device" in done.stderr
 
 
+_OWN = """
+import dataclasses
+import keras, tftpu
+from tftpu.input_pipelines.sources import Synthetic
+
+@dataclasses.dataclass
+class Net(tftpu.ModelConfig):
+    def build(self):
+        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+
+def get_config():
+    data = Synthetic(spec=("x: float32[2]", "y: int32 num_classes=2"), global_batch_size=4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = [keras.metrics.SparseCategoricalAccuracy()]
+    return tftpu.Experiment(model=Net(), data=data, metrics=metrics, loss=loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [
+        ("jax", "--virtual_devices=2"),
+        ("jax", "--config.cluster.virtual_devices=2"),
+        ("tensorflow", "--config.cluster.virtual_devices=2"),
+    ],
+)
+def test_the_cpu_is_split_for_a_config_that_makes_metrics(tmp_path, engine, flag):
+    """Their variables start JAX or TensorFlow before the engine connects to the devices."""
+    (tmp_path / "own.py").write_text(_OWN)
+    command = ["train", "own.py", "--workdir=run", "--config.train.steps=1", flag]
+    done = subprocess.run(
+        [sys.executable, "-m", "tftpu.launch.main", *command, f"--config.cluster.engine={engine}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "XLA_FLAGS": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("2 devices, JAX" if engine == "jax" else "2 replicas") in done.stdout
+
+
 @pytest.mark.slow
 def test_the_sharding_of_a_config():
     done = subprocess.run(

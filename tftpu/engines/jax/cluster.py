@@ -50,7 +50,9 @@ def connect(
         raise UserError(
             f"JAX finds the devices of {jax.process_count()} hosts, but this run has "
             f"{place.count}. On a slice of several hosts, run the same command on each host; the "
-            "metadata server or TF_CONFIG must name them all."
+            "metadata server or TF_CONFIG must name them all. If they do, JAX ran before it could "
+            "connect to them: a config must not make Keras metrics or optimizers, or use JAX, but "
+            'name them, as metrics=["AUC"].'
         )
     sizes = mesh_sizes(mesh, len(found))
     _connected[:] = [JaxEngine(meshes.make(sizes, found), compiler_options, together)]
@@ -140,6 +142,6 @@ def _create_virtual_cpus(count: int) -> Sequence[meshes.Device]:
         raise UserError(
             f"virtual_devices={count} cannot take effect, because JAX already runs with "
             f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
-            "JAX."
+            f"JAX, or on the command line give --virtual_devices={count}."
         )
     return jax.devices("cpu") if jax.process_count() > 1 else found[:count]

@@ -128,7 +128,7 @@ def _create_virtual_cpus(count: int) -> tf.distribute.Strategy:
         raise UserError(
             f"virtual_devices={count} cannot take effect, because TensorFlow already runs with "
             f"{counted(len(found), 'CPU device')}: call tftpu.connect() before anything else uses "
-            "TensorFlow."
+            f"TensorFlow, or on the command line give --virtual_devices={count}."
         )
     if count == 1:
         return tf.distribute.get_strategy()
