@@ -110,6 +110,10 @@ class Table:
         batches = [batch for stream in streams for batch in stream]
         if not batches:
             raise UserError(f"{self._what} is empty.")
+        for name in self._columns:  # the rows of a batch have one length, but batches may differ
+            lengths = {size for batch in batches for size in batch[name].shape[1:]}
+            if len(lengths) > 1:
+                raise _explain_lengths(f"the column {name!r} of {self._what}", lengths)
         columns = {n: np.concatenate([batch[n] for batch in batches]) for n in self._columns}
         hashes = [
             hashlib.blake2b(
@@ -236,10 +240,7 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
         inner = _convert_column(column.flatten(), what, first)
         lengths = set(np.diff(column.offsets.to_numpy()).tolist())
         if len(lengths) != 1:
-            raise UserError(
-                f"The arrays in {what} have different lengths ({sorted(lengths)[:5]}): "
-                "records need the same length in every row."
-            )
+            raise _explain_lengths(what, lengths)
         return inner.reshape(len(column), -1)
     if pyarrow.types.is_integer(kind):
         return column.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -253,6 +254,13 @@ def _convert_column(column: Any, what: str, first: int) -> np.ndarray:
     raise UserError(
         f"{what} has the type {kind}, which records cannot hold: leave it out of `features`, or "
         "CAST it in a query."
+    )
+
+
+def _explain_lengths(what: str, lengths: set[int]) -> UserError:
+    return UserError(
+        f"The arrays in {what} have different lengths ({sorted(lengths)[:5]}): records need the "
+        "same length in every row."
     )
 
 

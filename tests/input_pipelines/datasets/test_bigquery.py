@@ -168,6 +168,12 @@ def test_unreadable_data_fail_with_a_clear_error(service, what, features, senten
         bigquery.Table(what, features).read()
 
 
+def test_arrays_whose_length_changes_between_batches_fail_with_a_clear_error(service):
+    service.tables["d.two"] = pa.table({"x": pa.array([[1.0], [1, 2], [1, 2]])})  # three streams
+    with pytest.raises(UserError, match=r"'x' of p\.d\.two have different lengths \(\[1, 2\]\)"):
+        bigquery.Table("p.d.two").read()
+
+
 def test_a_service_that_refuses_fails_with_a_clear_error(service):
     service.breaks, service.code = 100, grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(UserError, match=r"roles/bigquery.dataViewer"):
