@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -100,9 +101,15 @@ def choose_loop_length(
 
 def validate_workdir(workdir: StrPath | None) -> str | None:
     """Returns a workdir as a string, or None; raises `UserError` if it cannot name a folder."""
-    if workdir is not None:
-        check_folder("workdir", str(workdir))
-    return None if workdir is None else str(workdir)
+    if workdir is None:
+        return None
+    if not isinstance(workdir, str | os.PathLike):  # such as an engine in the place of the workdir
+        raise UserError(
+            f"The workdir is a {type(workdir).__name__}: give the path of a folder, or name the "
+            "argument that you mean, as in Trainer(model, engine=engine)."
+        )
+    check_folder("workdir", str(workdir))
+    return str(workdir)
 
 
 def list_callbacks(callbacks: Any) -> list[keras.callbacks.Callback]:
