@@ -176,10 +176,11 @@ class StreamedImages(Streamed):
             raise UserError(f"data.channels is {self.channels}: it must be 1 or 3.")
         if self.first_class < 0:
             raise UserError(f"data.first_class is {self.first_class}: it must be 0 or more.")
-        if self.classes and len(set(self.classes)) != self.num_classes:
+        if self.classes and not len({*self.classes}) == len(self.classes) == self.num_classes:
             raise UserError(
-                f"data.classes has {len(set(self.classes))} different names, but data.num_classes "
-                f"is {self.num_classes}: list a name for each class."
+                f"data.classes has {len(self.classes)} names, {len(set(self.classes))} of them "
+                f"different, but data.num_classes is {self.num_classes}: list a name for each "
+                "class."
             )
         if self.space_to_depth and self.image_size % 2:
             raise UserError(

@@ -67,6 +67,9 @@ class Texts(DataConfig):
                 )
         if self.classes and not self.label:
             raise UserError("data.classes needs data.label: set it to the field with the classes.")
+        twice = sorted({name for name in self.classes if self.classes.count(name) > 1})
+        if twice:
+            raise UserError(f"data.classes lists {twice[0]!r} twice: list each class once.")
 
     def training(self, context: DataContext) -> "ArrayPipeline":
         from tftpu.input_pipelines.reading.epochs import ArrayPipeline

@@ -209,3 +209,9 @@ def test_what_is_not_a_text_is_named_instead_of_being_trained_as_json(
     if "field" in fields:
         with pytest.raises(UserError, match=message):
             data.check_patterns(str(path))
+
+
+def test_a_class_that_is_listed_twice_fails(table):
+    data = Texts(train_text=str(table), label="kind", classes=("good", "good", "bad"))
+    with pytest.raises(UserError, match="lists 'good' twice"):
+        data.validate()

@@ -521,3 +521,14 @@ def test_a_missing_split_is_not_held_out(folders, data_dir, message, tmp_path, m
     with pytest.raises(UserError, match=re.escape(message)):
         input_pipelines.training(data)
         input_pipelines.evaluation(data)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_class_that_is_listed_twice_fails(num_classes):
+    """With two classes, text labels of records would have the class ids 0 and 2."""
+    classes = ("cat", "cat", "dog")
+    data = StreamedImages(
+        format="tfrecord", data_dir="records", classes=classes, num_classes=num_classes
+    )
+    with pytest.raises(UserError, match="has 3 names, 2 of them different, but"):
+        data.validate()
