@@ -102,10 +102,7 @@ class TokenizerFile:
         Raises:
             UserError: the text contains half of a surrogate pair, or a byte that is not UTF-8.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise _build_encoding_error(text, error) from error
+        _check_encoding(text)
         return self._encode(text).tolist()
 
     def find_token(self, name: str) -> int:
@@ -138,8 +135,13 @@ class TaskCodec:
         from tftpu.models.keras_hub.texts import TaskTokenizer
 
         self._tokenizer = TaskTokenizer(config)
-        self.size, self.encode = self._tokenizer.size, self._tokenizer.encode
+        self.size = self._tokenizer.size
         self.find_token, self.find_stops = self._tokenizer.find_token, self._tokenizer.find_stops
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text; errors are those of `TokenizerFile.encode`."""
+        _check_encoding(text)
+        return self._tokenizer.encode(text)
 
     def build_decoder(self, prompt: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """Returns a function that maps the next tokens to the characters that they complete."""
@@ -162,6 +164,13 @@ def _build_decoder(
         return new
 
     return decode
+
+
+def _check_encoding(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _build_encoding_error(text, error) from error
 
 
 def _build_encoding_error(text: str, error: UnicodeEncodeError) -> UserError:
