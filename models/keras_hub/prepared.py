@@ -3,8 +3,12 @@
 Tried with KerasHub 0.32, whose preprocessors run in Python unless tensorflow-text is installed.
 """
 
+import contextlib
 import dataclasses
 import functools
+import random
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 _LONGEST = 8192  # tokens; the length of a text is counted at least up to this
 _FEW = 64  # number of texts whose lengths are checked
 _DTYPES = {"float64": "float32", "int64": "int32"}  # conversions to dtypes that devices use
+_DRAWING = threading.Lock()  # held while Python's random numbers are seeded
 
 
 @dataclasses.dataclass
@@ -50,7 +55,7 @@ class PreparedData(DataConfig):
             if preparation.length and preparation.ends_texts:
                 batch = next(found.starting_at(0).take(1).as_numpy_iterator())
                 print(_describe_cut(self.model, batch, preparation.length), end="", flush=True)
-            return _PreparedPipeline(found, preparation)
+            return _PreparedPipeline(found, preparation, context.seed)
         return preparation.map(found)
 
     def evaluation(self, context: DataContext) -> Any:
@@ -137,14 +142,15 @@ def describe_longest(model: "KerasHub", longest: int, length: int) -> str:
 class _PreparedPipeline:
     """A pipeline that can start at any step, whose batches are preprocessed."""
 
-    def __init__(self, pipeline: Any, preparation: "_Preparation"):
-        self._pipeline, self._preparation = pipeline, preparation
+    def __init__(self, pipeline: Any, preparation: "_Preparation", seed: int):
+        self._pipeline, self._preparation, self._seed = pipeline, preparation, seed
         self.global_batch_size, self.count = pipeline.global_batch_size, pipeline.count
         self.source = pipeline.source if hasattr(pipeline, "source") else pipeline
 
     def starting_at(self, step: int, host: int = 0, hosts: int = 1) -> tf.data.Dataset:
         """Returns the global batches from a step on, or one host's shard of each."""
-        return self._preparation.map(self._pipeline.starting_at(step, host, hosts))
+        batches = self._pipeline.starting_at(step, host, hosts)
+        return self._preparation.map(batches, step, f"{self._seed} {host}")
 
     def describe_files(self) -> dict[str, str]:
         """Returns the hashes of the pipeline's files or examples; empty if it has none."""
@@ -165,28 +171,39 @@ class _Preparation:
         self.length: int | None = getattr(preprocessor, "sequence_length", None)
         # Whether texts get an end token, also where they are cut.
         self.ends_texts: bool = getattr(preprocessor, "add_end_token", False)
+        # Whether the preprocessor draws random numbers, as that of a masked language model does.
+        self._draws = hasattr(preprocessor, "masker")
 
-    def map(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns the batches of a data set as the preprocessor makes them."""
+    def map(self, dataset: tf.data.Dataset, first: int = 0, seed: str = "") -> tf.data.Dataset:
+        """Returns the batches of a data set as the preprocessor makes them.
+
+        Args:
+            dataset: the raw batches.
+            first: the number of the first batch. The random numbers of a batch depend only on its
+                number and `seed`, so that a resumed run and each evaluation draw the same again.
+            seed: any text.
+        """
         if self._preprocessor is None:
             return dataset
         raw: Any = dataset.element_spec
         specs = self.describe(raw)
         flat = tf.nest.flatten(specs)
 
-        def prepare(*parts: np.ndarray) -> list[np.ndarray]:
-            found = self._compute(tf.nest.pack_sequence_as(raw, parts))
+        def prepare(number: np.ndarray, *parts: np.ndarray) -> list[np.ndarray]:
+            with _seeding(f"{seed} {number}") if self._draws else contextlib.nullcontext():
+                found = self._compute(tf.nest.pack_sequence_as(raw, parts))
             return [np.asarray(a, s.dtype.as_numpy_dtype) for a, s in zip(found, flat)]
 
-        def call(*batch: Any) -> Any:
-            found = tf.numpy_function(
-                prepare, tf.nest.flatten(batch), [spec.dtype for spec in flat], stateful=False
-            )
+        def call(number: Any, batch: Any) -> Any:
+            given = [number, *tf.nest.flatten(batch)]
+            dtypes = [spec.dtype for spec in flat]
+            found = tf.numpy_function(prepare, given, dtypes, stateful=False)
             for tensor, spec in zip(found, flat):
                 tensor.set_shape(spec.shape)
             return tf.nest.pack_sequence_as(specs, found)
 
-        return dataset.map(call, tf.data.AUTOTUNE, deterministic=True)
+        numbered = tf.data.Dataset.zip(tf.data.Dataset.counter(first), dataset)
+        return numbered.map(call, tf.data.AUTOTUNE, deterministic=True)
 
     def describe(self, raw: Any) -> Any:
         """Returns the specs of a batch, from those of a raw batch of the same size."""
@@ -248,6 +265,18 @@ class _Preparation:
         except (TypeError, KeyError):
             return True
         return False
+
+
+@contextlib.contextmanager
+def _seeding(seed: str) -> Iterator[None]:
+    """Seeds Python's random numbers, which KerasHub draws masks with, and then restores them."""
+    with _DRAWING:
+        before = random.getstate()
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)
 
 
 def _build_example(spec: tf.TensorSpec) -> Any:

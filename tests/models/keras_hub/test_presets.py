@@ -119,6 +119,37 @@ def test_the_batches_are_those_of_the_presets_preprocessor(gemma3, tmp_path):
     assert last[1].shape == (2, 20)  # every twentieth of forty texts
 
 
+def test_masks_are_the_same_in_a_resumed_run_and_in_each_evaluation(tmp_path):
+    import keras_hub
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = keras_hub.models.BertTokenizer(vocabulary=[*special, *letters])
+    backbone = keras_hub.models.BertBackbone(31, 1, 2, 8, 8, max_sequence_length=16)
+    preprocessor = keras_hub.models.BertMaskedLMPreprocessor(
+        tokenizer, sequence_length=16, mask_selection_length=4
+    )
+    task = keras_hub.models.BertMaskedLM(backbone=backbone, preprocessor=preprocessor)
+    task.save_to_preset(str(tmp_path / "bert"))
+    (tmp_path / "t.txt").write_text("\n".join(" ".join(letters[n : n + 12]) for n in range(40)))
+    source = Texts(train_text=str(tmp_path / "t.txt"), global_batch_size=4)
+    model = tftpu.KerasHub(str(tmp_path / "bert"), "masked_lm")
+    data = tftpu.Experiment(model, source).prepared_data
+
+    def read(batches: Any) -> Any:
+        return [x["token_ids"] for x, _, _ in batches.as_numpy_iterator()]
+
+    def train(step: int, seed: int = 0) -> Any:
+        return read(input_pipelines.training(data, seed).starting_at(step).take(8 - step))
+
+    whole, evaluated = train(0), input_pipelines.evaluation(data)
+    np.testing.assert_array_equal(train(0), whole)
+    np.testing.assert_array_equal(train(5), whole[5:])
+    np.testing.assert_array_equal(read(evaluated), read(evaluated))
+    masks = [batch == special.index("[MASK]") for batch in whole]
+    assert any((mask != masks[0]).any() for mask in masks[1:])
+
+
 def test_a_preset_without_its_tokenizer_is_answered_with_what_to_write(tmp_path):
     build_byte_gpt2().backbone.save_to_preset(str(tmp_path / "backbone"))
     config = tftpu.KerasHub(str(tmp_path / "backbone"), "causal_lm")
