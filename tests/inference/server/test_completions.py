@@ -1,6 +1,7 @@
 """Texts that are written together, and what fails on the way."""
 
 import concurrent.futures
+import dataclasses
 import json
 import random
 import threading
@@ -280,6 +281,21 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused():
         status, answer = ask(port, "POST", "/v1/completions", asked)
     said = message_of(answer, "invalid_request_error")
     assert status == 400 and "has 64 tokens, but the model's context is 64" in said
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v1/completions"])
+def test_a_prompt_of_millions_of_characters_is_refused_before_it_is_encoded(path):
+    def encode(text: str) -> list[int]:
+        assert len(text) <= 128 * 64
+        return [1] * 64
+
+    model = dataclasses.replace(language(lambda: None), encode=encode)
+    for length, said in {128 * 64: "has 64 tokens", 3_000_000: "has 3,000,000 characters"}.items():
+        text = "a" * length
+        asked = {"instances": [text]} if path == "/predict" else {"prompt": ["b", text]}
+        with running(model) as port:
+            status, answer = ask(port, "POST", path, asked)
+        assert status == 400 and said in str(answer)
 
 
 @pytest.mark.medium

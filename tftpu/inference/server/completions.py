@@ -22,6 +22,7 @@ from tftpu.inference.server.text import Language
 
 _TOKENS = 16  # OpenAI's default for `max_tokens`
 _STOPS, _LONGEST_STOP = 4, 256  # OpenAI's limit of stop sequences; most characters of one
+_LONGEST_TOKEN = 128  # characters; no token of usual vocabularies has more
 _LARGEST = 2**63 - 1
 _NUMBERS = {"max_tokens": int, "temperature": float, "top_p": float, "top_k": int, "seed": int}
 # Fields that OpenAI's clients send, and the only value of each, besides null, that is accepted.
@@ -150,6 +151,12 @@ def build_rows(
     chosen = {name: value for name, value in numbers.items() if value is not None}
     try:
         sampling = Sampling(**chosen, tokens=language.vocabulary)
+        longest_prompt = max(map(len, prompts))
+        if longest_prompt > _LONGEST_TOKEN * language.context:  # encoding it could take minutes
+            raise UserError(
+                f"A prompt has {longest_prompt:,} characters, but the model's context is "
+                f"{language.context:,} tokens: send only its end."
+            )
         tokens = [language.encode(prompt) for prompt in prompts]
         language.writer.check(tokens, length)
         given_tokens, context = max(map(len, tokens)), language.context
