@@ -47,11 +47,13 @@ class BoundMetric(NamedTuple):
         metric: the metric.
         output: index of the flattened output that it reads.
         weighted: whether sample weights apply to it.
+        name: its name in Keras's logs, if no other metric has the same name.
     """
 
     metric: keras.Metric
     output: int
     weighted: bool
+    name: str
 
 
 def build(model: keras.Model, batch: Nest) -> None:
@@ -187,7 +189,9 @@ def list_bound_metrics(model: keras.Model) -> list[BoundMetric]:
     if compiled is None or not compiled.built:
         return []
     return [
-        BoundMetric(metric, output, weighted)
+        BoundMetric(
+            metric, output, weighted, "_".join(filter(None, [metrics.output_name, metric.name]))
+        )
         for weighted, lists in (
             (False, compiled._flat_metrics),
             (True, compiled._flat_weighted_metrics),

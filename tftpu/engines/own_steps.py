@@ -22,6 +22,7 @@ from tftpu.engines.data.batches import data_errors, warn_if_endless
 from tftpu.engines.data.outputs import group_batches
 from tftpu.engines.data.streams import Stream
 from tftpu.engines.engine import BatchHooks, LoopResult
+from tftpu.engines.objectives.losses import FIELDS
 from tftpu.errors import OwnStepsNeeded, UserError
 from tftpu.tensors import Nest, ops
 
@@ -279,6 +280,11 @@ def to_logs(given: Any) -> Logs:
         )
     found = Logs()
     for name, value in given.items():
+        if name in FIELDS:
+            raise UserError(
+                f"The model's own step returns a log named {name!r}, but tftpu itself logs a value "
+                "of that name: give yours another name."
+            )
         # Keras's compiled metrics are one metric whose result is a dictionary.
         found |= to_logs(value) if isinstance(value, dict) else {name: _to_number(name, value)}
     return found

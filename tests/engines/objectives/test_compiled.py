@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tftpu
+from tftpu.engines.objectives.losses import RESERVED
 
 # A function that makes the metric, the shape of its labels, and whether they are class ids.
 METRICS = {
@@ -42,3 +43,55 @@ def test_metrics_of_images_are_keras_s_on_any_number_of_devices(name):
             expected = model.evaluate(x, y, batch_size=4, verbose=0)
         found.append(tftpu.Trainer(model).evaluate(x, y, batch_size=4))
     np.testing.assert_allclose(found, [expected, expected], rtol=1e-5)
+
+
+def _fit(tmp_path, model):
+    x = np.zeros((8, 2), "float32")
+    tftpu.Trainer(model, str(tmp_path)).fit(x, x[:, :1], batch_size=8, epochs=1, verbose=False)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_metric_with_the_name_of_what_a_run_itself_logs_is_refused(name, tmp_path):
+    """It had replaced the step in `metrics.jsonl`, or was lost."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[keras.metrics.MeanSquaredError(name=name)])
+    with pytest.raises(tftpu.UserError, match=rf"a metric named '{name}'.*give yours another name"):
+        _fit(tmp_path, model)
+
+
+@pytest.mark.medium
+def test_the_metric_of_an_output_may_have_a_reserved_name(tmp_path):
+    x = keras.Input((2,))
+    model = keras.Model(x, {"a": keras.layers.Dense(1)(x), "b": keras.layers.Dense(1)(x)})
+    metrics = {"a": keras.metrics.MeanSquaredError(name="step")}
+    model.compile("sgd", {"a": "mse", "b": "mse"}, metrics=metrics)
+    x, y = np.zeros((8, 2), "float32"), np.zeros((8, 1), "float32")
+    trainer = tftpu.Trainer(model, str(tmp_path))
+    trainer.fit(x, {"a": y, "b": y}, batch_size=8, epochs=1, verbose=False)
+    assert '"a_step": 0.0' in (tmp_path / "metrics.jsonl").read_text()
+
+
+class OwnStep(keras.Model):
+    """A model whose own step returns a log with the name of a field of `metrics.jsonl`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, *args):
+        found = super().train_step(*args)
+        logs, *state = found if isinstance(found, tuple) else (found,)
+        logs = {**logs, "step": logs["loss"]}
+        return (logs, *state) if state else logs
+
+
+@pytest.mark.medium
+def test_a_log_of_an_own_step_with_the_name_of_a_field_of_the_file_is_refused(tmp_path):
+    model = OwnStep()
+    model.compile("sgd", "mse")
+    with pytest.raises(tftpu.UserError, match=r"a log named 'step'.*give yours another name"):
+        _fit(tmp_path, model)

@@ -11,6 +11,7 @@ from tftpu.engines import keras_internals
 from tftpu.engines.collectives import all_gather
 from tftpu.engines.data.division import find_division
 from tftpu.engines.objectives.losses import (
+    RESERVED,
     Computed,
     Elements,
     Term,
@@ -104,6 +105,11 @@ class CompiledLosses:
                     f"{', '.join(MEANS)} or sum, so that it is one number per step."
                 )
         for bound in self._metrics:
+            if bound.name in RESERVED:
+                raise UserError(
+                    f"The model is compiled with a metric named {bound.name!r}, but tftpu itself "
+                    "logs a value of that name: give yours another name."
+                )
             # Devices add up the metrics' states, which is correct only for sums and counts.
             if not _resets_to_zero(bound.metric):
                 raise OwnStepsNeeded(
@@ -202,7 +208,7 @@ class CompiledLosses:
         if sample_weight is not None:
             given = keras_internals.flatten_outputs(self._model, sample_weight)
             weights = [*given] if len(given) == len(y) else given[:1] * len(y)
-        for metric, output, weighted in self._metrics:
+        for metric, output, weighted, _ in self._metrics:
             values = keras_internals.compute_metric_values(metric, y[output], y_pred[output])
             if values is not None and len(values.shape) == 0:
                 if weighted and weights[output] is not None:

@@ -17,10 +17,11 @@ from tftpu.optim.chunked import Chunked
 from tftpu.tensors import Nest, Tensor, ops
 
 MEAN = "sum_over_batch_size"
+FIELDS = ("step", "split", "time")  # the names of each record's own values in `metrics.jsonl`
 # Names of values that every run logs, which no loss or metric may have.
 RESERVED = (
     *("loss", "grad_norm", "weight_norm", "learning_rate", "skipped_steps", "examples_per_sec"),
-    *("step", "time"),
+    *FIELDS,
 )
 
 
