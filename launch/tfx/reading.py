@@ -57,7 +57,7 @@ def _read_records(patterns: Sequence[str], field: str, features: Features) -> tf
     Raises:
         UserError: there are no such files, or they contain something else.
     """
-    found = sorted(path for pattern in patterns for path in tf.io.gfile.glob(pattern))
+    found = sorted({path for pattern in patterns for path in tf.io.gfile.glob(pattern)})
     if not found:
         given = ", ".join(patterns) or "empty: run_fn sets it from the pipeline"
         raise UserError(f"data.{field} is {given}, but no file has such a name.")

@@ -265,6 +265,15 @@ def test_the_first_batches_are_evaluated_where_the_pipeline_says_how_many(artifa
     assert sum(len(y) for _, y in whole.as_numpy_iterator()) == len(HELD)
 
 
+@pytest.mark.medium
+def test_a_file_that_several_patterns_match_is_read_once(artifacts):
+    from tftpu.config import DataContext
+
+    patterns = tuple(str(artifacts / f"transformed/Split-eval/{end}") for end in ("*", "*.gz*"))
+    once = reading.build_evaluation(data(artifacts, eval_files=patterns), DataContext(0, 16))
+    assert sum(len(y) for _, y in once.as_numpy_iterator()) == len(HELD)
+
+
 def test_shapes_are_known_without_reading(artifacts):
     x, y = data(artifacts, train_files=()).batch_spec(8)
     assert (x["field_id"].shape, x["field_id"].dtype) == ((8, 1), tf.int64)
