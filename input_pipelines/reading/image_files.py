@@ -265,9 +265,9 @@ def list_in_folders(folder: str, classes: Sequence[str] = ()) -> ImageFiles:
         _check_classes(folder, names, found)
     elif unknown := sorted({*names} - {*classes}):
         raise UserError(
-            f"{folder} has the folders {_format_some(unknown)}, but the first split does not have "
-            f"these classes: it has {_format_some(classes)}. Remove these folders, or add their "
-            "images to the first split and convert all splits into a new output folder."
+            f"{folder} has the folders {_format_some(unknown)}, which are not among the classes of "
+            f"the run or the first split: {_format_some(classes)}. Remove these folders, or begin "
+            "anew with all classes: train another run, or convert all splits into another folder."
         )
     _check_depth(folder, names, found, classes)
     classes = list(classes) or names

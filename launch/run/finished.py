@@ -114,7 +114,7 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     if files.exists(path):
         experiment = read_recorded(workdir, config)
         _warn_of_changes(workdir, experiment)
-        if classes := (side_files.read(files.join(workdir, DATA)) or {}).get("classes"):
+        if classes := read_classes(workdir):
             data: Any = experiment.data  # `StreamedImages` or `Texts`
             data.classes = tuple(classes)
         for change in overrides:
@@ -147,6 +147,11 @@ def load_experiment(workdir: str, options: FinishedRunOptions | None = None) -> 
     cluster.compiler_options = AUTO
     own_code.validate_recorded(experiment)
     return experiment
+
+
+def read_classes(workdir: str) -> list[str]:
+    """Returns the names of classes that a run recorded when it numbered them; [] without any."""
+    return (side_files.read(files.join(workdir, DATA)) or {}).get("classes") or []
 
 
 def is_run(path: str) -> bool:

@@ -85,7 +85,7 @@ def train(
         _warn_of_changes(workdir, resumes=trained < experiment.train.length)
     if chief and trained < experiment.train.length:
         if state:
-            state = {**state, **_describe_classes(experiment.data)}
+            state = {**state, **_find_classes(experiment.data, workdir)}
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
         recorded_start.write(workdir, flags)
         if trained:
@@ -133,15 +133,17 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
         batch_values.check_classes(trainer.model, spec, classes)
 
 
-def _describe_classes(data: Any) -> dict[str, Any]:
+def _find_classes(data: Any, workdir: str) -> dict[str, Any]:
     """Returns the names of classes that folders or a table number, as {"classes": ...}, or {}.
+
+    A run that resumes has recorded them, so that nothing is listed again.
 
     `finished.load_experiment` gives them to the data: later files may number them otherwise.
     """
     in_files = type(data) is StreamedImages and data.format in ("folder", "index")
     if not (in_files or type(data) is Texts) or data.classes:
         return {}
-    names = data.class_names()
+    names = finished.read_classes(workdir) or data.class_names()
     return {"classes": names} if names else {}
 
 

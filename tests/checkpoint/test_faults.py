@@ -1,6 +1,7 @@
 """A complete checkpoint is found after a fault at any operation of a save."""
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -115,6 +116,28 @@ def test_a_bucket_that_is_busy_for_a_minute_is_retried(monkeypatch, service, cap
     assert checkpoints.restore(leaves(0)).step == 1
     assert not any(fault.times for fault in service.faults)
     assert caplog.text.count("retrying for up to 300 s.") == 1
+
+
+def test_a_best_checkpoint_that_could_not_be_marked_is_marked_by_the_next_save(
+    tmp_path, monkeypatch, caplog
+):
+    """The save itself did not fail: on several hosts, only the chief would know of that."""
+    checkpoints, operate = Checkpoints(str(tmp_path), keep=1), files._operate
+
+    def fail(operation, path, *args, **keywords):
+        if str(path).endswith("checkpoints/best"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return operate(operation, path, *args, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_operate", fail)
+        checkpoints.save(1, leaves(1), STATE, Best("loss", 1.0))
+        checkpoints.save(2, leaves(2), STATE)
+        assert checkpoints.list_steps() == [1, 2] and checkpoints.take_failure() is None
+        assert checkpoints.find_best() is None
+    assert "step 1 could not be marked as the best" in caplog.text
+    checkpoints.save(3, leaves(3), STATE)
+    assert checkpoints.list_steps() == [1, 3] and checkpoints.find_best() == 1
 
 
 def test_an_unavailable_bucket_fails_the_save_with_the_reason(monkeypatch, service):

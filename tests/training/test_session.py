@@ -54,12 +54,16 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path, caplog):
 
 
 @pytest.mark.medium
-def test_a_best_checkpoint_that_could_not_be_saved_is_not_the_best(tmp_path, monkeypatch):
-    """A later one, which is worse than the lost one, can be."""
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("lost", [("6",), ("4", "6")])
+def test_a_best_checkpoint_that_could_not_be_saved_is_not_the_best(
+    tmp_path, monkeypatch, lost, at_once
+):
+    """A later one, which is worse than the lost ones, can be; whenever a failure is noticed."""
     operate = files._operate
 
     def fail(operation, path, *args, **keywords):
-        if "/checkpoints/6/" in str(path) and operation == "open":
+        if any(f"/checkpoints/{n}/" in str(path) for n in lost) and operation == "open":
             raise OSError(errno.ENOSPC, "No space left on device")
         return operate(operation, path, *args, **keywords)
 
@@ -71,7 +75,7 @@ def test_a_best_checkpoint_that_could_not_be_saved_is_not_the_best(tmp_path, mon
     trainer = make_trainer(model, str(tmp_path))
     sets = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: last.bias.assign([losses[epoch] ** 0.5]),
-        on_epoch_end=lambda epoch, logs: trainer.checkpoints.wait(),
+        on_epoch_end=lambda epoch, logs: at_once and trainer.checkpoints.wait(),
     )
     x = np.zeros((4, 1))
     trainer.fit(x, x, 2, 6, callbacks=[sets], verbose=0, validation_data=(x, x))

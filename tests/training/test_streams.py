@@ -138,6 +138,27 @@ def test_a_generator_passed_again_is_read_on_where_it_is(placed, kind, tmp_path,
     np.testing.assert_array_equal(read_weights(later), read_weights(whole))
 
 
+class BeginsAgain:
+    """A loader as people write it: `iter` begins it again."""
+
+    def __iter__(self):
+        self.number = 0
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return X[:8] * self.number, Y[:8]
+
+
+@pytest.mark.medium
+def test_an_iterator_whose_iter_begins_again_is_read_on_as_well():
+    trainer, whole, loader = make_trainer(build()), make_trainer(build()), BeginsAgain()
+    trainer.fit(loader, steps=3, verbose=0)
+    trainer.fit(loader, steps=6, verbose=0)
+    whole.fit(BeginsAgain(), steps=6, verbose=0)
+    np.testing.assert_array_equal(read_weights(trainer), read_weights(whole))
+
+
 @pytest.mark.medium
 def test_a_batch_that_was_read_for_a_refused_call_is_in_the_next_one():
     trainer, batches = make_trainer(build()), draw([])

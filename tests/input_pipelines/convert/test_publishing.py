@@ -58,7 +58,7 @@ def test_a_later_split_of_other_classes_is_refused_and_changes_nothing(tmp_path,
     assert command_line.main(["data", "convert", *flags]) == 2
     error = capsys.readouterr().err
     assert (
-        "the folders horse, but the first split does not have these classes: it has cat, dog"
+        "the folders horse, which are not among the classes of the run or the first split: cat, dog"
         in error
     )
     assert "into a new output folder" in error and error.count("\n") == 1

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support import warm
 from tftpu.launch import startup
+from tftpu.launch.run import supervise
+from tftpu.storage import buckets
 
 # Runs a script of words: "save:N" makes a checkpoint, "exit:N" ends, "kill" dies.
 CHILD = """
@@ -69,6 +71,21 @@ def test_a_run_that_gains_steps_is_restarted_until_it_is_done(tmp_path):
     assert "exit code 124; its newest checkpoint is at step 20. Restart 3 of 5" in said
 
 
+def test_a_run_whose_checkpoints_cannot_be_listed_is_restarted(tmp_path, monkeypatch, capsys):
+    """The bucket that does not answer may be why it ended."""
+
+    def list_steps(checkpoints):
+        raise buckets.UnavailableError("no answer")
+
+    monkeypatch.setattr(supervise.Checkpoints, "list_steps", list_steps)
+    code = f"import os, sys; p = {str(tmp_path / 'seen')!r}\n" + (
+        "again = os.path.exists(p); open(p, 'w').close(); sys.exit(0 if again else 69)"
+    )
+    assert supervise.run([sys.executable, "-c", code], str(tmp_path), 2, first_wait=0.01) == 0
+    assert "its checkpoints cannot be listed (no answer). Restart 1" in capsys.readouterr().err
+
+
+@pytest.mark.medium
 def test_a_run_that_gains_no_step_is_not_restarted_again(tmp_path):
     process = start(tmp_path, ["save:10 exit:1", "exit:1", "exit:0"], 9)
     _, said = process.communicate(timeout=60)
