@@ -25,6 +25,16 @@ class OwnMetric(keras.Model):
         return self.out(x)
 
 
+class WholeNumber(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = keras.layers.Dense(4)
+        self.shift = self.add_weight((4,), dtype="int32", name="shift")
+
+    def call(self, x):
+        return self.out(x) + keras.ops.cast(self.shift, "float32")
+
+
 class OwnTrainStep(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data)
@@ -65,6 +75,7 @@ def images(dtype=np.float32) -> tf.data.Dataset:
 
 REFUSED = {
     "not compiled": (mlp, data, "call model.compile"),
+    "a whole number": (lambda: compiled(WholeNumber()), data, "shift' is trainable, but of"),
     "not batched": (compiled, lambda: data().unbatch(), "add .batch"),
     "empty": (compiled, lambda: data().take(0), "is empty"),
     "strings": (

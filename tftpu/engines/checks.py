@@ -168,7 +168,7 @@ def refuse_outside(changed: Sequence[str]) -> None:
 
 
 def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compiled: bool) -> None:
-    """Raises `UserError` if an objective has nothing to train.
+    """Raises `UserError` if an objective has nothing to train, or trains what is not a float.
 
     Args:
         model: the model.
@@ -185,6 +185,13 @@ def refuse_frozen(model: keras.Model, groups: Sequence["ParameterGroup"], compil
             "have trainable=False. A layer trains only if its model is trainable too: set "
             "model.trainable = True, and freeze single layers."
         )
+    for variable in (v for group in groups for v in group.variables):
+        if not keras.backend.is_float_dtype(variable.dtype):
+            raise UserError(
+                f"The weight {variable.path!r} is trainable, but of the dtype "
+                f"{variable.dtype}, which has no gradient: create it with trainable=False, or as "
+                "a float."
+            )
 
 
 def refuse_unreached(terms: Sequence[Term], reached: Sequence[bool]) -> None:
