@@ -149,6 +149,13 @@ def test_predict_gives_every_example_in_order(count):
     np.testing.assert_allclose(outputs, mlp()(examples(77)[0]).numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_outputs_of_several_rows_for_each_example_are_refused():
+    words = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (-1, 2)))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), words])
+    with pytest.raises(UserError, match=r"the shape \(20, 2\) for a batch of 10 examples"):
+        make_trainer(compiled(model)).predict(examples(10)[0], batch_size=10)
+
+
 @pytest.mark.medium
 def test_a_ragged_last_batch_is_carried_over():
     """77 examples in batches of 20, endlessly: no example is lost."""

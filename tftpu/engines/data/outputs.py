@@ -42,6 +42,25 @@ def group_batches(batches: Iterable[_T], size: int) -> Iterator[tuple[int, list[
         yield first, group
 
 
+def keep_examples(output: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Returns the rows of a batch's output without those of padding.
+
+    Args:
+        output: an output of the model, (batch, ...).
+        valid: 1.0 for examples and 0.0 for padding, (batch,).
+
+    Raises:
+        UserError: the output does not have one row for each example.
+    """
+    if output.shape[:1] != valid.shape:
+        raise UserError(
+            f"An output of the model has the shape {output.shape} for a batch of "
+            f"{len(valid)} examples, but predict needs one row for each example: reshape the "
+            "output to (examples, ...), or leave it out of what the model returns."
+        )
+    return output[valid > 0]
+
+
 def join_outputs(parts: Iterable[Nest]) -> Nest:
     """Joins the outputs of all batches into nested NumPy arrays, (examples, ...).
 

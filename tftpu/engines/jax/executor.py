@@ -17,7 +17,7 @@ from tftpu.engines import checks
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import fill_up, warn_if_endless
-from tftpu.engines.data.outputs import group_batches, iterate_ahead
+from tftpu.engines.data.outputs import group_batches, iterate_ahead, keep_examples
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult, explain_size
 from tftpu.engines.jax import feed, functions
@@ -164,8 +164,7 @@ class JaxExecutor(BaseExecutor):
 
         found = iterate_ahead(compute_outputs()) if ahead else compute_outputs()
         for outputs, valid in warn_if_endless(found, int(padded.cardinality()), dataset=dataset):
-            kept = np.asarray(valid) > 0
-            yield jax.tree.map(lambda t, kept=kept: np.asarray(t)[kept], outputs)
+            yield jax.tree.map(lambda t, v=valid: keep_examples(np.asarray(t), v), outputs)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch of features of any size, as NumPy arrays."""

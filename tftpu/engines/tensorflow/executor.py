@@ -17,7 +17,7 @@ from tftpu.config import TrainConfig
 from tftpu.engines.base import BaseExecutor, BaseTrainLoop
 from tftpu.engines.data import conversion
 from tftpu.engines.data.batches import data_errors, warn_if_endless
-from tftpu.engines.data.outputs import iterate_ahead
+from tftpu.engines.data.outputs import iterate_ahead, keep_examples
 from tftpu.engines.data.streams import Stream, to_arrays
 from tftpu.engines.engine import BatchHooks, LoopResult
 from tftpu.engines.objectives.losses import count_examples
@@ -185,8 +185,7 @@ class TensorFlowExecutor(BaseExecutor):
         for found in warn_if_endless(outputs, int(batches.cardinality()), dataset=dataset):
             parts: Any = keras.tree.map_structure(lambda t: self._gather(t).numpy(), found)
             computed, valid = parts
-            kept = valid > 0
-            yield keras.tree.map_structure(lambda t, kept=kept: t[kept], computed)
+            yield keras.tree.map_structure(lambda t, v=valid: keep_examples(t, v), computed)
 
     def predict_batch(self, x: Nest) -> Nest:
         """Returns the outputs for one batch, which every replica receives in full."""
