@@ -80,6 +80,11 @@ def test_evaluation_and_prediction_are_those_of_keras(run):
     np.testing.assert_allclose(found["evaluated"], found["evaluated by Keras"], rtol=1e-6)
 
 
+def test_engines_of_several_sizes_predict_in_one_process(run):
+    found = run[1]
+    np.testing.assert_allclose(found["predicted on 4"], found["predicted on 1"], atol=1e-5)
+
+
 def test_no_device_holds_a_whole_variable_at_its_creation_and_the_values_are_the_same(run):
     found = run[1]
     assert found["held on data:4"] == 1

@@ -293,6 +293,9 @@ def main(folder: Path) -> dict[str, Any]:
     for generated in (False, True):
         losses = changed(tftpu.connect("none", 4, mesh="fsdp:4"), generated)
         results[f"changed, generated: {generated}"] = np.array(losses)
+    for devices in (1, 4):
+        trainer = trainer_of(f"data:{devices}", None, virtual_devices=devices)
+        results[f"predicted on {devices}"] = trainer.predict(x, batch_size=16)
     results["epochs"] = history.history["loss"]
     return results
 

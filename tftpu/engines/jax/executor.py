@@ -174,7 +174,8 @@ class JaxExecutor(BaseExecutor):
     def _compute_outputs(self, x: Nest) -> Nest:
         """Returns the outputs on the devices, and advances the seeds of random layers."""
         states = self.variables.seed_states
-        seeds = [v.value for v in states]
+        # Keras's global generator may be on the devices of another engine.
+        seeds = [placing.place_value(v.value, self.variables.layout.whole) for v in states]
         outputs, new = self._predict(self._eval_step.read_values(), seeds, x)
         for variable, value in zip(states, new):
             variable.assign(value)
