@@ -187,3 +187,33 @@ def test_the_data_of_a_run_that_goes_on_are_named(caplog):
     assert "already has 2 steps, and no more are requested: nothing is left to train" in caplog.text
     assert "more than 2 steps continue this run: --config.train.steps=N, " in caplog.text
     assert "--config.train.epochs=N or fit(steps=N)" in caplog.text
+
+
+@pytest.mark.medium
+def test_averages_of_weights_begin_with_weights_that_were_loaded_later():
+    x, y = examples(32)
+
+    def begin():
+        model = compiled()
+        return model, make_trainer(model, ema_momentum=0.5)
+
+    def load(model):
+        model.set_weights([np.full(weight.shape, 0.5) for weight in model.get_weights()])
+
+    given, expected = begin()
+    load(given)
+    theirs = expected.evaluate(x, y)
+    late, trainer = begin()
+    trainer.evaluate(x, y)
+    load(late)
+    assert trainer.evaluate(x, y) == theirs
+    np.testing.assert_array_equal(trainer.predict(x), expected.predict(x))
+    _, third = begin()
+    loads = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: load(third.model))
+    averages = []
+    for one in (expected, trainer, third):
+        one.fit(x, y, 16, shuffle=False, callbacks=[loads] if one is third else [], verbose=0)
+        averages.append([*one.executor.averaged_weights().values()])
+    for ours in averages[1:]:
+        for average, other in zip(ours, averages[0]):
+            np.testing.assert_array_equal(average, other)

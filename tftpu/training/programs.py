@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tftpu.config import TrainConfig
 from tftpu.engines import keras_internals
@@ -109,6 +110,7 @@ class Programs:
             UserError: the model cannot be evaluated with such data.
         """
         self._check_model_unchanged()
+        self.follow_weights()
         if self._own_steps is not None:
             return self._own_steps
         try:
@@ -128,6 +130,7 @@ class Programs:
             UserError: the model cannot predict for such data.
         """
         self._check_model_unchanged()
+        self.follow_weights()
         executor = self._own_steps or self._executor
         whole = self.engine.whole_spec(dataset)
         self._check_spec(whole, labels=False)
@@ -258,6 +261,20 @@ class Programs:
         for group in ("step", "ema"):
             for old, new in zip(before[group], now[group]):
                 new.assign({region: old.read(region) for region in new.held})
+
+    def follow_weights(self) -> None:
+        """Sets the averages of weights to the weights, unless a step was trained or restored.
+
+        The weights may have been loaded after the executor was made.
+        """
+        executor = self._find_executor()
+        if executor is None or executor.step or self.options.ema_momentum is None:
+            return
+        state = executor.state()
+        weights = {f"ema/{leaf.name}": leaf for leaf in state["model"]}
+        for average in state["ema"]:
+            weight = weights[average.name]
+            average.assign({region: np.array(weight.read(region)) for region in average.held})
 
     def evaluate(
         self,

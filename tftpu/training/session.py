@@ -495,6 +495,7 @@ class Session:
             )
         keras_internals.forget_initial_epoch(self._programs.model)
         self._callbacks.begin(self.progress)
+        self._programs.follow_weights()  # a callback may have loaded them
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
             self._begin_epoch()
