@@ -33,6 +33,7 @@ from tftpu.amounts import format_duration, format_price, format_size
 from tftpu.config import TrainConfig
 from tftpu.engines.jax.lower import JaxLowering
 from tftpu.preflight import PreflightOptions
+from tftpu.preflight.advise import parse_memory_error
 from tftpu.preflight.compiling.caller import Caller
 from tftpu.preflight.compiling.processes import Processes
 from tftpu.preflight.compiling.progress import Progress
@@ -189,7 +190,8 @@ def measure(name: str, way: str, where: str) -> dict[str, Any]:
         if not found.compiles:  # the state alone is too large, or something else
             break
     assert found is not None
-    return {"hbm_bytes": found.hbm_bytes, "error": found.error.splitlines()[0][:200]}
+    needed = found.hbm_bytes or (parse_memory_error(found.error) or (0, 0))[0]
+    return {"hbm_bytes": needed, "error": found.error.splitlines()[0][:200]}
 
 
 def format_page(known: dict[str, Any]) -> str:
