@@ -201,23 +201,3 @@ def test_a_run_that_an_error_ended_continues_only_with_epochs_of_its_length():
         trainer.fit(x, y, 16, 2, verbose=0)
     assert trainer.fit(x, y, 8, 2, verbose=0).epoch == [0, 1]
     assert trainer.fit(x, y, 16, 2, verbose=0).epoch == [0, 1]
-
-
-@pytest.mark.medium
-def test_an_epoch_whose_end_a_callback_failed_in_is_in_the_history():
-    x, y = examples(80)
-    ends = []
-
-    def fail(epoch, logs):
-        ends.append(epoch)
-        if ends == [0, 1]:
-            raise ValueError("a disk is full")
-
-    trainer = make_trainer(compiled())
-    callback = keras.callbacks.LambdaCallback(on_epoch_end=fail)
-    with pytest.raises(ValueError, match="a disk is full"):
-        trainer.fit(x, y, 8, 3, shuffle=False, callbacks=[callback], verbose=0)
-    history = trainer.fit(x, y, 8, 3, shuffle=False, callbacks=[callback], verbose=0)
-    whole = make_trainer(compiled()).fit(x, y, 8, 3, shuffle=False, verbose=0)
-    assert (history.epoch, ends) == ([0, 1, 2], [0, 1, 1, 2])
-    assert history.history == whole.history

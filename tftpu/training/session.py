@@ -340,9 +340,9 @@ class Session:
                 )
                 self._reporter.log_evaluation(self._step, results, self._validation_data)
             logs.update({f"val_{name}": value for name, value in results.items()})
+        self.progress.epoch = None
         self._callbacks.end_epoch(number, logs)
-        # Only now: after an error in a callback, the next call of `fit` ends this epoch again.
-        self.progress.epoch, self.progress.begun = None, False
+        self.progress.begun = False
         self.progress.callbacks = self._callbacks.get_state()
         if self.over:
             self._finish_training()
