@@ -85,7 +85,7 @@ def train(
         _warn_of_changes(workdir, resumes=trained < experiment.train.length)
     if chief and trained < experiment.train.length:
         if state:
-            state = {**state, **_find_classes(experiment.data, workdir)}
+            state = {**state, **_find_classes(experiment.data, workdir if trained else "")}
             OwnFile(workdir, _DATA).write(json.dumps(state).encode())
         recorded_start.write(workdir, flags)
         if trained:
@@ -136,14 +136,16 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
 def _find_classes(data: Any, workdir: str) -> dict[str, Any]:
     """Returns the names of classes that folders or a table number, as {"classes": ...}, or {}.
 
-    A run that resumes has recorded them, so that nothing is listed again.
+    Args:
+        data: the data of the config.
+        workdir: the workdir of a run that resumes, which has recorded them; "": the run begins.
 
     `finished.load_experiment` gives them to the data: later files may number them otherwise.
     """
     in_files = type(data) is StreamedImages and data.format in ("folder", "index")
     if not (in_files or type(data) is Texts) or data.classes:
         return {}
-    names = finished.read_classes(workdir) or data.class_names()
+    names = (workdir and finished.read_classes(workdir)) or data.class_names()
     return {"classes": names} if names else {}
 
 

@@ -56,7 +56,8 @@ class PreparedData(DataConfig):
                 batch = next(found.starting_at(0).take(1).as_numpy_iterator())
                 print(_describe_cut(self.model, batch, preparation.length), end="", flush=True)
             return _PreparedPipeline(found, preparation, context.seed)
-        return preparation.map(found)
+        # Its batches are not numbered from the beginning of the run, so masks are drawn anew.
+        return preparation.map(found, seed=None)
 
     def evaluation(self, context: DataContext) -> Any:
         found = self.source.evaluation(context)
@@ -174,14 +175,16 @@ class _Preparation:
         # Whether the preprocessor draws random numbers, as that of a masked language model does.
         self._draws = hasattr(preprocessor, "masker")
 
-    def map(self, dataset: tf.data.Dataset, first: int = 0, seed: str = "") -> tf.data.Dataset:
+    def map(
+        self, dataset: tf.data.Dataset, first: int = 0, seed: str | None = ""
+    ) -> tf.data.Dataset:
         """Returns the batches of a data set as the preprocessor makes them.
 
         Args:
             dataset: the raw batches.
             first: the number of the first batch. The random numbers of a batch depend only on its
                 number and `seed`, so that a resumed run and each evaluation draw the same again.
-            seed: any text.
+            seed: any text; None: random numbers are not seeded.
         """
         if self._preprocessor is None:
             return dataset
@@ -190,7 +193,8 @@ class _Preparation:
         flat = tf.nest.flatten(specs)
 
         def prepare(number: np.ndarray, *parts: np.ndarray) -> list[np.ndarray]:
-            with _seeding(f"{seed} {number}") if self._draws else contextlib.nullcontext():
+            seeds = self._draws and seed is not None
+            with _seeding(f"{seed} {number}") if seeds else contextlib.nullcontext():
                 found = self._compute(tf.nest.pack_sequence_as(raw, parts))
             return [np.asarray(a, s.dtype.as_numpy_dtype) for a, s in zip(found, flat)]
 

@@ -80,6 +80,7 @@ def test_the_direction_of_a_metric_is_keras_own_under_each_of_its_names():
         *("FalseNegatives", "false_positives", "falsenegatives", "RMSE", "glossary_loss", "bce_2"),
         *("bits_per_byte", "wer", "KLDivergence", "kl_divergence", "LogCoshError", "logcosh"),
         *("focalloss", "MeanSquaredError", "ranking_losses", "head_mean_absolute_error_1"),
+        *("loss_giou", "loss1", "d_loss2", "mse24", "crossentropy2", "errorrate", "MSEScaled"),
     ],
 )
 def test_a_lower_value_is_better(name):
@@ -91,7 +92,7 @@ def test_a_lower_value_is_better(name):
     [
         *("glossary_accuracy", "error_type_acc", "error_type_AUC", "noise_error_auc_1"),
         *("subcellular_f1_score", "subcellular_iou", "error_type_f1_score", "glossary_score"),
-        *("answer", "MeanIoU", "loss_aware_precision"),
+        *("answer", "MeanIoU", "accuracy_2", "top5_acc", "head_f1", "f1_score_1"),
     ],
 )
 def test_a_higher_value_is_better_whatever_the_output_is_called(name):

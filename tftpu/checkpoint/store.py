@@ -157,6 +157,11 @@ class Checkpoints:
             return
         self._pending = step, self._writer.submit(self._mark_best, step, best)
 
+    def retry_marking(self) -> None:
+        """Tries again to mark the best checkpoint, if that failed and nothing is being written."""
+        if self._pending is None and self._unmarked is not None:
+            self._mark_best(*self._unmarked)
+
     def reserve(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
         """Allocates memory for the copy in the background, so that the first save is fast."""
         self._copy.reserve(leaves)
@@ -186,7 +191,9 @@ class Checkpoints:
         On several hosts, all learn of a failure at the next save, so that they act alike. Raises
         what `wait` does.
         """
-        if self._exchange is None and self._pending is not None and self._pending[1].done():
+        # A failure that was not taken as yet is older, and the first to be returned.
+        known = self._failure is not None or self._exchange is not None
+        if not known and self._pending is not None and self._pending[1].done():
             self.wait()
         failure, self._failure = self._failure, None
         return failure

@@ -108,12 +108,13 @@ def _refuse(field: str, name: str, module: str, known: tuple[str, ...]) -> None:
 def smaller_is_better(metric: str) -> bool:
     """Returns whether lower values of a metric are better, by its name."""
     # metrics=["MSE"] has the result "MSE", and FalseNegatives() without a name that of its class.
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", metric).lower()
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", metric).lower()
     name = re.sub(r"_\d+$", "", name)  # Keras numbers a second metric of one name
-    if name.endswith(_LARGER_IS_BETTER):
+    if name.endswith(_LARGER_IS_BETTER) and not name.startswith("loss_"):
         return False
-    words = re.split(r"[\W_]+", name)
     return any(
-        word.endswith(_SMALLER_IS_BETTER) or word in _SMALLER_WORDS or word.startswith("false")
-        for word in words
+        word.endswith(_SMALLER_IS_BETTER)
+        or word.startswith(("error", "false"))
+        or word in _SMALLER_WORDS
+        for word in (word.rstrip("0123456789") for word in re.split(r"[\W_]+", name))
     )

@@ -262,13 +262,16 @@ class Programs:
             for old, new in zip(before[group], now[group]):
                 new.assign({region: old.read(region) for region in new.held})
 
-    def follow_weights(self) -> None:
+    def follow_weights(self, first: int = 0) -> None:
         """Sets the averages of weights to the weights, unless a step was trained or restored.
 
         The weights may have been loaded after the executor was made.
+
+        Args:
+            first: the step with which a run begins, if it counts earlier epochs as done.
         """
         executor = self._find_executor()
-        if executor is None or executor.step or self.options.ema_momentum is None:
+        if executor is None or executor.step > first or self.options.ema_momentum is None:
             return
         state = executor.state()
         weights = {f"ema/{leaf.name}": leaf for leaf in state["model"]}

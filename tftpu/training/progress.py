@@ -69,7 +69,8 @@ class RunProgress:
             step: the number of steps done; the sums of later steps, which an error interrupted, are
                 dropped.
         """
-        new = RunProgress(step, lengths=self.lengths, begun_at=self.begun_at)
+        lengths = {"lengths": self.lengths, "pass_steps": self.pass_steps}
+        new = RunProgress(step, begun_at=self.begun_at, **lengths)
         known = copy.deepcopy(self) if step == self.step else new
         known.history, known.epochs = copy.deepcopy(self.history), list(self.epochs)
         known.callbacks, known.skipped_batches = {}, self.skipped_batches

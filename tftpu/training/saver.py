@@ -87,6 +87,8 @@ class Saver:
         own |= {"base": self._base.digest} if self._base.digest else {}
         self._checkpoints.save(step, self._base.list_saved(), own | state, best, first)
         self.saved_step, self._saved_at = step, time.monotonic()
+        if self.failure is not None and self.failure.step == step:
+            self.failure = None  # that of an earlier save of this step, before a rollback
 
     def mark_best(self, best: Best) -> None:
         """Marks the last saved checkpoint as the best, after its evaluation."""
@@ -98,6 +100,7 @@ class Saver:
         if self._checkpoints is None:
             return None
         saved = self._checkpoints.list_steps()
+        self._checkpoints.retry_marking()
         self.warn_of_failure()
         return saved[-1] if saved else None
 

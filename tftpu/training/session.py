@@ -29,6 +29,7 @@ from tftpu.runtime import goodput
 from tftpu.runtime.goodput import Account
 from tftpu.runtime.preemption import PreemptionNotice
 from tftpu.runtime.watchdog import Watchdog
+from tftpu.storage import buckets
 from tftpu.training.arguments import LOOP_STEPS
 from tftpu.training.callbacks import Callbacks
 from tftpu.training.epoch_loop import Feed
@@ -155,9 +156,7 @@ class Session:
                 self._profiler.listening(),
             ):
                 notice.loop_steps = 0
-                self._evaluate()  # a run that was asked to stop may have skipped this evaluation
-                if self._is_any_asking(notice) and not self.over:
-                    self._leave(notice)  # no step was trained, so there is nothing to save
+                self._evaluate_restored(notice)
                 while not self.over:
                     if isinstance(batches, Lookahead) and batches.ended:
                         batches = self._open_feed()
@@ -165,7 +164,7 @@ class Session:
                     if self._loop.diverged(sums) and not self._callbacks.ends_on_nan:
                         self._roll_back(steps)
                         batches = self._open_feed()
-                        self._evaluate()  # the checkpoint may have been saved before it
+                        self._evaluate_restored(notice)
                         continue
                     if isinstance(batches, Lookahead):
                         self._follow_pass(batches.ended, self.progress.position + steps)
@@ -190,6 +189,12 @@ class Session:
         finally:
             self._end(ended)
         return self._callbacks.history
+
+    def _evaluate_restored(self, notice: PreemptionNotice) -> None:
+        """Makes the evaluation that a run which was asked to stop may have skipped."""
+        self._evaluate()
+        if self._is_any_asking(notice) and not self.over:
+            self._leave(notice)  # no step was trained, so there is nothing to save
 
     def _advance(self, batches: Any, notice: PreemptionNotice) -> tuple[np.ndarray, int]:
         """Runs steps up to the next stop; returns the sums of their metrics and their number."""
@@ -453,6 +458,8 @@ class Session:
         self._repeats_until = max(self._repeats_until, self._step)
         self.progress = self._restore_newest() or self.progress
         self.progress.skipped_batches, self.progress.rollbacks = skipped, rollbacks
+        self.progress.pass_steps = self._timetable.pass_steps
+        self.progress.lengths = self._timetable.describe_epochs() or self.progress.lengths
         self._callbacks.restore(self.progress)
         self._begin_epoch()
         self._reporter.roll_back(self._step)
@@ -495,7 +502,9 @@ class Session:
             )
         keras_internals.forget_initial_epoch(self._programs.model)
         self._callbacks.begin(self.progress)
-        self._programs.follow_weights()  # a callback may have loaded them
+        begins = not self._resumes and not self.progress.begun_at
+        # A callback may have loaded them.
+        self._programs.follow_weights(self._timetable.first_step if begins else 0)
         self._begin_at_epoch(keras_internals.find_initial_epoch(self._programs.model))
         if not self.over:
             self._begin_epoch()
@@ -528,12 +537,16 @@ class Session:
         """Waits for the last checkpoint. Raises `UserError` if it could not be saved."""
         saved = self._hosts.from_chief(self._wait_for_saves())
         failed = self._saver.writes and self._saver.saved_step != self._step
-        if self._hosts.any(failed)[0]:
+        error = self._saver.failure.error if self._saver.failure is not None else None
+        # All hosts exit with the same code.
+        failed, away = self._hosts.any(failed, isinstance(error, buckets.UnavailableError))
+        if failed:
+            error = buckets.UnavailableError(str(error)) if away else error
             then = f"resumes from step {saved}" if saved is not None else "starts from scratch"
             raise UserError(
                 f"All {self._step} steps are trained, but the last checkpoint could not be saved "
                 f"in {self._saver.workdir!r}. Fix that: the same command then {then}."
-            ) from (self._saver.failure.error if self._saver.failure is not None else None)
+            ) from error
 
     def _end(self, state: str) -> None:
         """Closes everything that is open, even after an error, or if closing one of them fails."""
@@ -594,7 +607,7 @@ class Session:
                 f"continues it with others; another {'workdir' if where else 'Trainer'} begins "
                 "another run."
             )
-        self.progress.lengths = now or before
+        self.progress.lengths = now or (before if self._step else [])
 
     def _check_best_metric(self) -> None:
         """Raises `UserError` if the evaluation does not compute the metric `best_metric`."""

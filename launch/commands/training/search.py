@@ -96,14 +96,11 @@ def run(options: Options) -> None:
     if replaced:
         print(f"Removed from {workdir}: {replaced}.", flush=True)
     study = plan.open_study(workdir)
-    trials, stopped, is_ours = Trials(plan, workdir, study, dimensions), "", True
+    trials, stopped = Trials(plan, workdir, study, dimensions), ""
     try:
         stopped = _run_trials(options.parallel or 1, plan, workdir, study, trials)
-    except plans.ReplacedError:
-        is_ours = False  # the workdir
-        raise
     finally:  # a search that failed may have complete trials
-        if is_ours:
+        if not _is_replaced(plan, workdir):
             report.write_result(plan, study, workdir)
             _show(plan, study, dimensions, workdir)
     if stopped:
@@ -111,6 +108,19 @@ def run(options: Options) -> None:
         sys.exit(ExitCode.PREEMPTED)
     if not report.rank_complete(plan, study.get_trials(deepcopy=False)):
         raise UserError("No trial is complete, so nothing was found: the reason is above.")
+
+
+def _is_replaced(plan: "Plan", workdir: str) -> bool:
+    """Returns whether the workdir has another search now, whose files must stay as they are."""
+    from tftpu.launch.search import plan as plans
+
+    try:
+        plans.check_recorded(plan, workdir)
+    except plans.ReplacedError:
+        return True
+    except (UserError, OSError):  # the report, or the error that ended the search, says more
+        pass
+    return False
 
 
 def _show(plan: "Plan", study: Any, dimensions: "list[Dimension]", workdir: str) -> None:

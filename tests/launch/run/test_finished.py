@@ -72,7 +72,7 @@ def test_a_finished_run_numbers_its_classes_as_it_did_in_training(tmp_path):
     experiment = config_flags.load("digits_resnet", [])
     experiment.data = data
     files.write_whole(tmp_path / "config.json", to_json(experiment).encode())
-    known = training._find_classes(data, str(tmp_path))
+    known = training._find_classes(data, "")
     files.write_whole(tmp_path / "data.json", json.dumps({"examples": 2, **known}).encode())
     (tmp_path / "photos/train/bird").rename(tmp_path / "photos/train/dove")
     assert finished.read_class_names(experiment) == ["cat", "dove"]
@@ -80,5 +80,6 @@ def test_a_finished_run_numbers_its_classes_as_it_did_in_training(tmp_path):
     assert finished.read_class_names(found) == ["bird", "cat"]
     # A start of the run that is resumed lists nothing again.
     assert training._find_classes(data, str(tmp_path)) == known == {"classes": ["bird", "cat"]}
+    assert training._find_classes(data, "") == {"classes": ["cat", "dove"]}  # it begins anew
     with pytest.raises(UserError, match=r"has the folders dove, which are not .*: bird, cat\. Rem"):
         streamed_images.list_split(found.data, "train")

@@ -85,7 +85,6 @@ def test_a_run_whose_checkpoints_cannot_be_listed_is_restarted(tmp_path, monkeyp
     assert "its checkpoints cannot be listed (no answer). Restart 1" in capsys.readouterr().err
 
 
-@pytest.mark.medium
 def test_a_run_that_gains_no_step_is_not_restarted_again(tmp_path):
     process = start(tmp_path, ["save:10 exit:1", "exit:1", "exit:0"], 9)
     _, said = process.communicate(timeout=60)

@@ -30,9 +30,11 @@ OneDeviceExtended = one_device_strategy.OneDeviceExtended
 # checked separately.
 _STRUCTURE = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "NoOp"}
 # Operations that use a table or a summary writer without changing anything that training reads.
-_READING = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"}
-# Sums over GPUs, which a variable of each device only puts in order.
-_READING |= {"CollectiveReduceV2", "CollectiveReduceScatterV2", "CollectiveGatherV2"}
+_READING = {
+    *("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2", "FlushSummaryWriter"),
+    # Sums over GPUs, which a variable of each device only puts in order.
+    *("CollectiveReduceV2", "CollectiveReduceScatterV2", "CollectiveGatherV2"),
+}
 _replacing = threading.Lock()  # held by the thread that replaces a function of TensorFlow
 _WRITING_SUMMARIES = re.compile("Write[A-Za-z]*Summary")
 
