@@ -61,7 +61,7 @@ def test_a_later_split_of_other_classes_is_refused_and_changes_nothing(tmp_path,
         "the folders horse, which are not among the classes of the run or the first split: cat, dog"
         in error
     )
-    assert "into a new output folder" in error and error.count("\n") == 1
+    assert "all splits into another folder" in error and error.count("\n") == 1
     assert content(output) == before
 
 

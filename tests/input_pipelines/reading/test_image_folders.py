@@ -248,7 +248,7 @@ def test_classes_that_are_given_keep_their_ids_and_take_no_others(tmp_path):
         "2 images in 3 classes: ant 0, cat 1, owl 1",
         "There are no images of ant.",
     ]
-    with pytest.raises(UserError, match=r"the folders owl, but .* it has ant, cat"):
+    with pytest.raises(UserError, match=r"the folders owl, which are not .*: ant, cat\. Remove"):
         image_files.list_in_folders(folder, ["ant", "cat"])
 
 
