@@ -28,8 +28,6 @@ from tftpu.tpu.compiler_options import as_text
 from tftpu.training import batch_values
 from tftpu.training.trainer import Trainer
 
-_DATA = finished.DATA
-
 
 def train(
     experiment: Experiment,
@@ -86,7 +84,7 @@ def train(
     if chief and trained < experiment.train.length:
         if state:
             state = {**state, **_find_classes(experiment.data, workdir if trained else "")}
-            OwnFile(workdir, _DATA).write(json.dumps(state).encode())
+            OwnFile(workdir, finished.DATA).write(json.dumps(state).encode())
         recorded_start.write(workdir, flags)
         if trained:
             _report_longer_schedule(experiment, trained, workdir)
@@ -136,11 +134,11 @@ def _check_classes(experiment: Experiment, trainer: Trainer) -> None:
 def _find_classes(data: Any, workdir: str) -> dict[str, Any]:
     """Returns the names of classes that folders or a table number, as {"classes": ...}, or {}.
 
+    `finished.load_experiment` gives them to the data: later files may number them otherwise.
+
     Args:
         data: the data of the config.
         workdir: the workdir of a run that resumes, which has recorded them; "": the run begins.
-
-    `finished.load_experiment` gives them to the data: later files may number them otherwise.
     """
     in_files = type(data) is StreamedImages and data.format in ("folder", "index")
     if not (in_files or type(data) is Texts) or data.classes:
@@ -174,7 +172,7 @@ def _check_same_data(
         step: the step at which the run resumes; 0 for a new one.
         workdir: folder of the run.
     """
-    before = (step and side_files.read(files.join(workdir, _DATA))) or {}
+    before = (step and side_files.read(files.join(workdir, finished.DATA))) or {}
     if all(state.get(name, value) == value for name, value in before.items()):
         return
     differ = "their number is the same, but the files have other names or sizes"

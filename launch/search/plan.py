@@ -6,7 +6,6 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -212,19 +211,15 @@ def record(plan: Plan, workdir: str) -> str:
     try:
         if plan == read_recorded(workdir):
             return ""
-        with _wait_for_study(workdir):
-            before, replaced = read_recorded(workdir), ""
-            changed = _describe_change(before, plan) if before is not None else ""
-            if before is not None and changed:
-                replaced = _remove_failed(before, workdir)
-                if not replaced:
-                    raise UserError(
-                        f"The workdir {workdir!r} holds a search that differs in {changed}. Give "
-                        "this search another workdir with --workdir=DIR."
-                    )
-            text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
-            files.write_whole(files.join(workdir, FILE), text.encode())
-            return replaced
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                with lock_study(workdir):
+                    return _replace(plan, workdir)
+            except LockedError:  # another process creates or pays for a trial, which is short
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
     except OSError as error:
         raise UserError(
             f"The folder '{workdir}' cannot be written ({error.strerror or error}): choose another."
@@ -256,20 +251,20 @@ def resolve_lock(workdir: str) -> str:
     return files.join(workdir, "asking")
 
 
-@contextlib.contextmanager
-def _wait_for_study(workdir: str) -> Iterator[None]:
-    """Locks the study as soon as it is free."""
-    end = time.monotonic() + _PATIENCE
-    with contextlib.ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(lock_study(workdir))
-                break
-            except LockedError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
-        yield
+def _replace(plan: Plan, workdir: str) -> str:
+    """Writes a plan while the study is locked; returns a text about a search that it replaces."""
+    before, replaced = read_recorded(workdir), ""
+    changed = _describe_change(before, plan) if before is not None else ""
+    if before is not None and changed:
+        replaced = _remove_failed(before, workdir)
+        if not replaced:
+            raise UserError(
+                f"The workdir {workdir!r} holds a search that differs in {changed}. Give this "
+                "search another workdir with --workdir=DIR."
+            )
+    text = json.dumps(dataclasses.asdict(plan), indent=2) + "\n"
+    files.write_whole(files.join(workdir, FILE), text.encode())
+    return replaced
 
 
 def _describe_change(before: Plan, plan: Plan) -> str:

@@ -195,7 +195,7 @@ class StopByError(StopAt):
     ("stop", "every"), [(StopByError(), 4), (StopByError(), 3), (StopAt(), 4), (None, 4)]
 )
 def test_a_schedule_that_depends_on_its_last_rate_goes_on_over_a_restart(tmp_path, stop, every):
-    """As the scheduler of Keras's documentation, which multiplies the rate of the last epoch."""
+    """The scheduler of Keras's documentation multiplies the rate of the last epoch."""
     calls = []
     listens = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: calls.append(("begin", epoch)),

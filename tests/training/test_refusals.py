@@ -198,7 +198,7 @@ def test_a_workdir_that_cannot_be_locked_or_named_fails_before_training(workdir,
 
 @pytest.mark.parametrize("workdir", [object(), 3, b"run"])
 def test_a_workdir_that_is_no_path_fails(workdir):
-    """As an engine in its place: its text would name a folder that no later run finds."""
+    """The text of an engine in its place would name a folder that no later run finds."""
     with pytest.raises(UserError, match=r"The workdir is a \w+: give the path of a folder"):
         tftpu.Trainer(compiled(mlp()), workdir)
 
